@@ -1,0 +1,1 @@
+"""fsd: a directory that survives the sandbox it is used in."""

@@ -1,0 +1,81 @@
+"""Durable files: the one helper that writes, renames and syncs, and the advisory lock on a directory.
+
+Durable replace: temporary name in the same directory, write, fsync, rename, fsync of the directory. Crash
+points are named `<what>.written`, `<what>.synced`, `<what>.renamed`, `<what>.durable`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from fsd.host.seam import Host
+from fsd.model.errors import Busy, NoSpace
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the directory's entries durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durable(host: Host, path: Path, data: bytes | list[bytes], what: str, *, mode: int = 0o600) -> None:
+    """Replace `path` with `data`, whole or not at all, durable on return.
+
+    Raises `NoSpace` naming the directory when its disk is full, else the OSError. `what` names the crash
+    points.
+    """
+    pieces = [data] if isinstance(data, bytes) else data
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{host.token_bytes(4).hex()}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            for piece in pieces:
+                write_all(fd, piece)
+            host.crash_point(f"{what}.written")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        host.crash_point(f"{what}.synced")
+        os.rename(temporary, path)
+        host.crash_point(f"{what}.renamed")
+        fsync_dir(path.parent)
+        host.crash_point(f"{what}.durable")
+    except OSError as exc:
+        temporary.unlink(missing_ok=True)
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(
+                f"the disk under {path.parent} is full", hint=f"free space under {path.parent}"
+            ) from exc
+        raise
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """write(2) until all of `data` is written."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def lock_directory(path: Path, what: str) -> int:
+    """Lock `path`/lock for this process's life; returns the fd to keep open.
+
+    Raises `Busy` naming the holder.
+    """
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        holder = os.read(fd, 64).decode("ascii", "replace").strip() or "another process"
+        os.close(fd)
+        raise Busy(
+            f"{what} {path} is in use by {holder}", hint="stop it first, or use another directory"
+        ) from exc
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
+    return fd

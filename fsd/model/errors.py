@@ -1,0 +1,246 @@
+"""The one error tree. Each class carries what every boundary needs to translate it once.
+
+`code` is stable and documented (JSON `error.code`), `errno` is what the mount answers, `status` the HTTP
+status, `exit_code` the command line's. `hint` says what to do. The cause is kept by `raise … from`.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+from typing import Any, ClassVar
+
+
+class FsdError(Exception):
+    """Base of every error fsd raises on purpose."""
+
+    code: ClassVar[str] = "internal"
+    errno: int = _errno.EIO
+    status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+        self.details = details or {}
+        self.request_id: str | None = None
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        """The JSON body of this error, the same on every route."""
+        error: dict[str, Any] = {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "retryable": self.retryable,
+            "request_id": request_id,
+        }
+        if self.details:
+            error["details"] = self.details
+        return {"error": error}
+
+
+class InternalError(FsdError):
+    """A defect or an unexpected failure of the other side."""
+
+    retryable = True
+    default_hint = "try again; if it stays, report it with the request id"
+
+
+class UsageError(FsdError):
+    """The call itself is wrong; nothing was done."""
+
+    code = "invalid_argument"
+    errno = _errno.EINVAL
+    status = 400
+    exit_code = 2
+
+
+class UnknownRegion(UsageError):
+    """The region code is none of those the token knows."""
+
+    code = "unknown_region"
+
+
+class TooLarge(UsageError):
+    """A body, a name or a value over its limit."""
+
+    code = "too_large"
+    errno = _errno.EFBIG
+    status = 413
+
+
+class NotAuthenticated(FsdError):
+    """No token, a wrong, expired, disabled or truncated one."""
+
+    code = "not_authenticated"
+    errno = _errno.EACCES
+    status = 401
+    exit_code = 3
+    default_hint = "check FSD_TOKEN; create a new token with `fsd token create` where the admin key is"
+
+
+class NotPermitted(FsdError):
+    """The token is good, but not for this."""
+
+    code = "not_permitted"
+    errno = _errno.EACCES
+    status = 403
+    exit_code = 4
+
+
+class NotFound(FsdError):
+    """The named thing does not exist (or must not be known to exist)."""
+
+    code = "not_found"
+    errno = _errno.ENOENT
+    status = 404
+    exit_code = 5
+
+
+class Conflict(FsdError):
+    """Somebody else was first; nothing was done."""
+
+    code = "conflict"
+    errno = _errno.EEXIST
+    status = 409
+
+
+class IdempotencyMismatch(Conflict):
+    """The same idempotency key with other content."""
+
+    code = "idempotency_mismatch"
+
+
+class SessionForked(Conflict):
+    """This session's operations come from two processes: a copy of the machine was started."""
+
+    code = "session_forked"
+    errno = _errno.ESTALE
+
+
+class SessionGap(Conflict):
+    """A commit starts behind an operation the server has not seen; send the earlier ones first."""
+
+    code = "session_gap"
+    errno = _errno.EAGAIN
+    retryable = True
+
+
+class SessionUnknown(NotFound):
+    """The server does not know this mount session (another server, or it was deleted)."""
+
+    code = "session_unknown"
+    errno = _errno.ESTALE
+
+
+class PosixError(FsdError):
+    """A filesystem rule said no. Carries its own errno; `fs_<name>` is the code on the wire."""
+
+    code = "fs_error"
+    status = 409
+
+    def __init__(self, number: int, message: str, *, hint: str = "") -> None:
+        name = _errno.errorcode.get(number, str(number))
+        super().__init__(f"{message}: {name}", hint=hint, details={"errno": name})
+        self.errno = number
+
+
+class QuotaExceeded(FsdError):
+    """The filesystem's quota is used up."""
+
+    code = "quota_exceeded"
+    errno = _errno.EDQUOT
+    status = 409
+
+
+class NoSpace(FsdError):
+    """A disk is full: the server's, or the one under the state directory (the message names it)."""
+
+    code = "no_space"
+    errno = _errno.ENOSPC
+    status = 507
+    retryable = True
+
+
+class Unavailable(FsdError):
+    """The server is down, unreachable, slow, or answered something that is no answer."""
+
+    code = "unavailable"
+    errno = _errno.EIO
+    status = 503
+    retryable = True
+    default_hint = "check the network and that the server runs; what was written stays and is sent later"
+
+
+class IntegrityError(FsdError):
+    """Stored bytes do not have the hash they are named by, or a format is broken."""
+
+    code = "integrity"
+    errno = _errno.EIO
+    status = 500
+
+
+class FormatTooNew(FsdError):
+    """Data written by a newer version."""
+
+    code = "format_too_new"
+    default_hint = "use the newer fsd that wrote it"
+
+
+class NotDrained(FsdError):
+    """Something is left that only this machine holds."""
+
+    code = "not_drained"
+    exit_code = 6
+    default_hint = "keep this machine; the next `fsd mount` of the same place sends it"
+
+
+class Busy(FsdError):
+    """In use: a mount, a state directory, a data directory, a lease."""
+
+    code = "busy"
+    errno = _errno.EBUSY
+    status = 409
+    exit_code = 7
+
+
+class Unsupported(FsdError):
+    """Known, but not possible here; the message says why."""
+
+    code = "unsupported"
+    errno = _errno.EOPNOTSUPP
+    status = 501
+    exit_code = 2
+
+
+def _all_classes(base: type[FsdError]) -> dict[str, type[FsdError]]:
+    found = {base.code: base}
+    for sub in base.__subclasses__():
+        found.update(_all_classes(sub))
+    return found
+
+
+def from_body(body: object, status: int) -> FsdError:
+    """The error a server's JSON body stands for. A body that is none becomes `Unavailable`.
+
+    `status` is the HTTP status it came with.
+    """
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("code"), str):
+        return Unavailable(f"the server answered {status} without an fsd error body")
+    cls = _all_classes(FsdError).get(error["code"], InternalError)
+    message = str(error.get("message", ""))
+    details = error.get("details")
+    details = details if isinstance(details, dict) else {}
+    made: FsdError
+    if cls is PosixError:
+        number = getattr(_errno, str(details.get("errno")), _errno.EIO)
+        made = PosixError(number, message.rsplit(": ", 1)[0], hint=str(error.get("hint", "")))
+    else:
+        made = cls(message, hint=str(error.get("hint", "")), details=details)
+    made.request_id = str(error.get("request_id", "")) or None
+    return made

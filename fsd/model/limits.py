@@ -1,0 +1,80 @@
+"""Every bound of the product, in one place.
+
+Sizes are bytes, times seconds, unless the name says otherwise. Each has a behaviour at the bound and a
+test there; the docs give the same numbers (design section 9).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# Names and attributes.
+NAME_MAX: Final = 255
+SYMLINK_MAX: Final = 4095
+XATTR_NAME_MAX: Final = 255
+XATTR_VALUE_MAX: Final = 64 * KIB
+XATTRS_TOTAL_MAX: Final = 64 * KIB
+LINK_MAX: Final = 65_000
+
+# Content.
+BLOCK: Final = MIB
+FILE_MAX: Final = 16 * 1024 * GIB
+PATCHES_MAX: Final = 16  # per block, beside its base; folded at this number
+FULL_LIST_BLOCKS: Final = 64  # a content operation of at most so many blocks names all of them
+
+# Commits and uploads.
+COMMIT_OPS_MAX: Final = 4096
+COMMIT_HEADER_MAX: Final = 16 * MIB
+COMMIT_BLOBS_MAX: Final = 4 * MIB  # blob bytes that travel in the commit itself
+UPLOAD_MAX: Final = 16 * MIB  # one pack upload
+UPLOAD_BLOBS_MAX: Final = 4096
+PACK_INLINE_MAX: Final = 64 * KIB  # a pack this small lives in its database row
+APPLIED_KEEP: Final = 65_536  # operations of a session whose outcomes are kept
+
+# Reads.
+LIST_PAGE_MAX: Final = 1000  # entries of a JSON page
+DIR_INLINE_MAX: Final = 10_000  # entries that travel with a lookup
+BLOBS_GET_MAX: Final = 256
+BLOBS_GET_BYTES: Final = 16 * MIB
+NS_BATCH_MAX: Final = 256  # questions in one namespace request
+FEED_PAGE_MAX: Final = 1000
+FEED_WAIT_MAX: Final = 30.0
+
+# Journals.
+JOURNAL_ENTRY_MAX: Final = 64 * KIB
+JOURNAL_BATCH_MAX: Final = 500
+JOURNAL_BATCH_BYTES: Final = 4 * MIB
+JOURNAL_PAGE_MAX: Final = 1000
+JOURNAL_ID_MAX: Final = 128
+LABELS_MAX: Final = 64
+SUBJECTS_MAX: Final = 64
+IDEMPOTENCY_KEY_MAX: Final = 128
+IDEMPOTENCY_KEEP: Final = 24 * 3600.0
+
+# Tokens.
+TOKEN_MAX: Final = 8 * KIB
+TOKEN_LABEL_MAX: Final = 64
+TOKEN_REGIONS_MAX: Final = 16
+
+# HTTP.
+JSON_BODY_MAX: Final = 8 * MIB
+ERROR_BODY_MAX: Final = 64 * KIB  # what a client reads of an answer that is no answer
+
+# The client's log and buffer.
+SEGMENT: Final = 64 * MIB
+BUFFER_MAX: Final = 16 * GIB
+SMALL_FILE: Final = 64 * KIB  # content kept in memory as well until it is flushed
+FLUSH_AGE: Final = 2.0
+FLUSH_BYTES: Final = 8 * MIB
+IO_TIMEOUT: Final = 300.0
+STOP_TIMEOUT: Final = 8.0
+READY_TIMEOUT: Final = 60.0
+PARKED_MAX: Final = 1000
+
+# Sessions.
+SESSION_BITS: Final = 23
+INO_COUNTER_BITS: Final = 40

@@ -1,0 +1,127 @@
+"""Framed bodies: a msgpack header, then blob bytes. Used by commits, uploads, blob answers and packs.
+
+`FSD1` + u32 big-endian header length + header + payload. The header's `blobs` is a list of
+`[hash, codec, raw length, stored length]`; the payload is the stored bytes in that order. The table comes
+first, so a sender can pass the pieces to `sendmsg` without joining them, and a receiver can bound and place
+each blob before its bytes arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import zstandard
+
+from fsd.model.errors import IntegrityError, TooLarge, UsageError
+from fsd.model.limits import BLOCK, COMMIT_HEADER_MAX, KIB
+
+MAGIC: Final = b"FSD1"
+_HEAD: Final = struct.Struct(">4sI")
+RAW: Final = 0
+ZSTD: Final = 1
+_SAMPLE: Final = 16 * KIB
+
+
+class Blob(NamedTuple):
+    """A blob as it travels and is stored: `stored` is `raw_len` bytes under `codec`."""
+
+    hash: bytes
+    codec: int
+    raw_len: int
+    stored: bytes
+
+
+def make_blob(data: bytes, *, compress: bool = True) -> Blob:
+    """Hash `data` and compress it with zstd 1 where a sample says that it pays (by an eighth or more)."""
+    digest = hashlib.sha256(data).digest()
+    if compress and len(data) >= 512:
+        compressor = zstandard.ZstdCompressor(level=1)
+        sample = data[:_SAMPLE]
+        small = compressor.compress(sample)
+        if len(small) * 8 <= len(sample) * 7:
+            stored = small if len(sample) == len(data) else compressor.compress(data)
+            if len(stored) * 8 <= len(data) * 7:
+                return Blob(digest, ZSTD, len(data), stored)
+    return Blob(digest, RAW, len(data), data)
+
+
+def open_blob(blob: Blob) -> bytes:
+    """The verified bytes of `blob`; raises `IntegrityError`. The declared size bounds the inflation."""
+    if not 0 < blob.raw_len <= BLOCK:
+        raise IntegrityError(f"a blob declares {blob.raw_len} bytes, at most {BLOCK}")
+    if blob.codec == RAW:
+        data = blob.stored
+    elif blob.codec == ZSTD:
+        # The streaming form stops at the bound whatever the frame's own header claims.
+        try:
+            data = (
+                zstandard.ZstdDecompressor().decompressobj().decompress(blob.stored)
+                if (zstandard.frame_content_size(blob.stored) == blob.raw_len)
+                else b""
+            )
+        except zstandard.ZstdError as exc:
+            raise IntegrityError("a compressed blob is damaged") from exc
+    else:
+        raise IntegrityError(f"unknown codec {blob.codec}")
+    if len(data) != blob.raw_len or hashlib.sha256(data).digest() != blob.hash:
+        raise IntegrityError(f"bytes do not match the blob {blob.hash.hex()}")
+    return data
+
+
+def pack_pieces(header: dict[str, Any], blobs: list[Blob]) -> list[bytes]:
+    """The frame as pieces for `sendmsg`; `header` gets its `blobs` table."""
+    table = [[b.hash, b.codec, b.raw_len, len(b.stored)] for b in blobs]
+    raw = msgpack.packb({**header, "blobs": table}, use_bin_type=True)
+    return [_HEAD.pack(MAGIC, len(raw)) + raw, *(b.stored for b in blobs)]
+
+
+def pack(header: dict[str, Any], blobs: list[Blob]) -> bytes:
+    """The frame as one byte string (small frames and tests)."""
+    return b"".join(pack_pieces(header, blobs))
+
+
+def header_length(start: bytes) -> int:
+    """Length of the header that follows the first 8 bytes; raises `UsageError` or `TooLarge`."""
+    if len(start) < _HEAD.size:
+        raise UsageError("the body is truncated before its header")
+    magic, length = _HEAD.unpack_from(start)
+    if magic != MAGIC:
+        raise UsageError("the body is no fsd frame")
+    if length > COMMIT_HEADER_MAX:
+        raise TooLarge(f"a header of {length} bytes, at most {COMMIT_HEADER_MAX}")
+    return int(length)
+
+
+def unpack(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, Any], list[Blob]]:
+    """Header and blobs of a whole frame; raises `UsageError` (damaged, truncated) or `TooLarge`.
+
+    Blobs are not yet verified: `open_blob` does that.
+    """
+    length = header_length(body)
+    head_end = _HEAD.size + length
+    if len(body) < head_end:
+        raise UsageError("the body is truncated inside its header")
+    try:
+        header = msgpack.unpackb(body[_HEAD.size : head_end], raw=False, use_list=False)
+        table = header.pop("blobs")
+        rows = [(bytes(h), int(c), int(r), int(s)) for h, c, r, s in table]
+    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as exc:
+        raise UsageError("the frame's header cannot be read") from exc
+    if len(rows) > blobs_max:
+        raise TooLarge(f"{len(rows)} blobs in one body, at most {blobs_max}")
+    total = sum(row[3] for row in rows)
+    if any(row[3] < 0 or not 0 < row[2] <= BLOCK or len(row[0]) != 32 for row in rows):
+        raise UsageError("the frame's blob table is damaged")
+    if total > bytes_max:
+        raise TooLarge(f"{total} blob bytes in one body, at most {bytes_max}")
+    if len(body) != head_end + total:
+        raise UsageError(f"the body has {len(body)} bytes, its table says {head_end + total}")
+    view = memoryview(body)
+    blobs, at = [], head_end
+    for digest, codec, raw_len, stored in rows:
+        blobs.append(Blob(digest, codec, raw_len, bytes(view[at : at + stored])))
+        at += stored
+    return header, blobs

@@ -1,0 +1,198 @@
+"""The bodies of the mount's hot routes, msgpack. Routes and JSON bodies are listed in docs/protocol.md.
+
+Everything here is checked on arrival: a wrong type or range is a `UsageError`, never a traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from fsd.model.attrs import Attr, Entry
+from fsd.model.errors import TooLarge, Unavailable, UsageError
+from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
+from fsd.model.ops import Op, Outcome, decode_all, encode_all
+from fsd.wire.frame import Blob, pack_pieces, unpack
+
+PROTOCOL: Final = 1
+MEDIA_TYPE: Final = "application/x-fsd"
+
+
+def packb(value: object) -> bytes:
+    raw: bytes = msgpack.packb(value, use_bin_type=True)
+    return raw
+
+
+def unpackb(raw: bytes, what: str) -> Any:
+    """Decode a received body; raises `UsageError` naming `what`."""
+    try:
+        return msgpack.unpackb(raw, raw=False, use_list=False)
+    except (ValueError, msgpack.exceptions.UnpackException) as exc:
+        raise UsageError(f"{what} cannot be read") from exc
+
+
+class Commit(NamedTuple):
+    """A commit request. `ticket` is the one the last commit (or the session's start) answered; `ops_raw` the
+    encoded operations; `digest` SHA-256 over it. `pending` is (operations, files, bytes) left behind it, for
+    the server's record of the session. `blobs` travel in the same body, at most COMMIT_BLOBS_MAX."""
+
+    session: int
+    ticket: bytes
+    ops_raw: bytes
+    digest: bytes
+    pending: tuple[int, int, int]
+    blobs: list[Blob]
+
+    @property
+    def ops(self) -> list[Op]:
+        return decode_all(self.ops_raw)
+
+
+def make_commit(
+    session: int, ticket: bytes, ops: list[Op], pending: tuple[int, int, int], blobs: list[Blob]
+) -> Commit:
+    raw = encode_all(ops)
+    return Commit(session, ticket, raw, hashlib.sha256(raw).digest(), pending, blobs)
+
+
+def commit_pieces(commit: Commit) -> list[bytes]:
+    """The body of POST …/commits as pieces for `sendmsg`."""
+    header = {
+        "v": PROTOCOL,
+        "session": commit.session,
+        "ticket": commit.ticket,
+        "ops": commit.ops_raw,
+        "digest": commit.digest,
+        "pending": commit.pending,
+    }
+    return pack_pieces(header, commit.blobs)
+
+
+def read_commit(body: bytes) -> Commit:
+    """The commit in a received body; raises `UsageError`, `TooLarge`. Operations are decoded and counted."""
+    header, blobs = unpack(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=COMMIT_BLOBS_MAX)
+    try:
+        pending = tuple(int(n) for n in header["pending"])
+        commit = Commit(
+            _exact(header["session"], int),
+            _exact(header["ticket"], bytes),
+            _exact(header["ops"], bytes),
+            _exact(header["digest"], bytes),
+            (pending[0], pending[1], pending[2]),
+            blobs,
+        )
+        version = header["v"]
+    except (KeyError, TypeError, ValueError, IndexError) as exc:
+        raise UsageError("the commit's header lacks a field or has one of a wrong type") from exc
+    if version != PROTOCOL:
+        raise UsageError(f"protocol version {version}, this server speaks {PROTOCOL}")
+    if hashlib.sha256(commit.ops_raw).digest() != commit.digest:
+        raise UsageError("the commit's operations do not match their digest")
+    if len(commit.ops) > COMMIT_OPS_MAX:
+        raise TooLarge(f"{len(commit.ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
+    return commit
+
+
+class CommitAnswer(NamedTuple):
+    """What a commit was answered.
+
+    Applied: `seq` is the filesystem's new seq (unchanged when nothing changed), `ticket` the next commit's,
+    `next_op` one more than the last operation that has an outcome now, `outcomes` those not simply applied.
+    Every row an applied operation touched has `born` = `seq` afterwards; a content operation's new content
+    seq is `seq` too. `missing` not empty: nothing was applied, send these blobs first (ticket unchanged).
+    `need_full`: operations before this number were applied as told; this content operation meets a
+    conflict and must be sent again with its full block list; 0 otherwise.
+    """
+
+    seq: int
+    ticket: bytes
+    next_op: int
+    outcomes: tuple[Outcome, ...]
+    missing: tuple[bytes, ...]
+    need_full: int
+
+    def encode(self) -> bytes:
+        return packb(self)
+
+
+def read_answer(raw: bytes) -> CommitAnswer:
+    """A received commit answer; raises `Unavailable` when the body is none (empty, truncated, HTML)."""
+    try:
+        row = msgpack.unpackb(raw, raw=False, use_list=False)
+        seq, ticket, next_op, outcomes, missing, need_full = row
+        return CommitAnswer(
+            _exact(seq, int),
+            _exact(ticket, bytes),
+            _exact(next_op, int),
+            tuple(Outcome._make(one) for one in outcomes),
+            tuple(_exact(one, bytes) for one in missing),
+            _exact(need_full, int),
+        )
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
+        raise Unavailable("the answer to a commit is no answer (cut or changed on the way)") from exc
+
+
+def _exact(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{kind.__name__} expected")
+    return value
+
+
+# Namespace questions: POST …/ns with a list of rows, answered with a list of the same length, all read in
+# one transaction: {"seq": int, "answers": [...]}. An answer that cannot be given is None where said.
+LOOKUP: Final = "lookup"  # (LOOKUP, parent, name, dir_max) -> (Entry|None, [Entry…]|None)
+#   the second is the whole directory when it has at most dir_max entries, else None. Parent gone: None.
+LIST: Final = "list"  # (LIST, ino, after_name, limit) -> ([Entry…], more: bool); ino gone: None
+ATTRS: Final = "attrs"  # (ATTRS, (ino, …)) -> [Attr|None, …]
+BLOCKS: Final = "blocks"  # (BLOCKS, ino, first, count) -> (cseq, [(index, parts)…]); ino gone: None
+TREE: Final = "tree"  # (TREE, ino, limit) -> [(dir ino, [Entry…])…]: whole directories, breadth first, while
+#   at most limit entries in all (the first one always, up to DIR_INLINE_MAX); ino gone: None
+PATH: Final = "path"  # (PATH, (name, …)) -> [Entry|None, …]: each component from the root, None from the
+#   first that does not exist
+
+
+def attr_from(row: Any) -> Attr:
+    """An `Attr` from its wire row; raises `Unavailable` when it has not the right form."""
+    if not isinstance(row, tuple) or len(row) != len(Attr._fields):
+        raise Unavailable("an inode in the answer cannot be read")
+    return Attr._make(row)
+
+
+def entry_from(row: Any) -> Entry:
+    if not isinstance(row, tuple) or len(row) != 3:
+        raise Unavailable("a directory entry in the answer cannot be read")
+    return Entry(row[0], attr_from(row[1]), row[2])
+
+
+class Change(NamedTuple):
+    """One commit as the change feed tells it. `session` made it (0: a direct command or the server).
+    `inodes`: attributes or content changed or the inode went; `names`: (parent, name) added, moved, removed.
+    """
+
+    seq: int
+    session: int
+    inodes: tuple[int, ...]
+    names: tuple[tuple[int, bytes], ...]
+
+
+class FeedPage(NamedTuple):
+    """`head` is the filesystem's seq when read. `reset`: the reader is too far behind; it forgets what it
+    knows and continues from `head`."""
+
+    head: int
+    changes: tuple[Change, ...]
+    reset: bool
+
+    def encode(self) -> bytes:
+        return packb(self)
+
+
+def read_feed(raw: bytes) -> FeedPage:
+    """A received feed page; raises `Unavailable`."""
+    try:
+        head, changes, reset = msgpack.unpackb(raw, raw=False, use_list=False)
+        return FeedPage(_exact(head, int), tuple(Change._make(c) for c in changes), _exact(reset, bool))
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
+        raise Unavailable("a page of the change feed is no answer (cut or changed on the way)") from exc
