@@ -55,13 +55,11 @@ def open_blob(blob: Blob) -> bytes:
     if blob.codec == RAW:
         data = blob.stored
     elif blob.codec == ZSTD:
-        # The streaming form stops at the bound whatever the frame's own header claims.
+        # The frame's own header must declare the same size: libzstd then never writes more than that.
         try:
-            data = (
-                zstandard.ZstdDecompressor().decompressobj().decompress(blob.stored)
-                if (zstandard.frame_content_size(blob.stored) == blob.raw_len)
-                else b""
-            )
+            if zstandard.frame_content_size(blob.stored) != blob.raw_len:
+                raise IntegrityError("a compressed blob declares another size than its frame")
+            data = zstandard.ZstdDecompressor().decompress(blob.stored, allow_extra_data=False)
         except zstandard.ZstdError as exc:
             raise IntegrityError("a compressed blob is damaged") from exc
     else:

@@ -1,0 +1,94 @@
+"""Frames, commits, answers and feed pages: what is damaged is told, and never inflated blindly."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsd.model.errors import FsdError, IntegrityError, TooLarge, Unavailable, UsageError
+from fsd.model.limits import BLOCK
+from fsd.model.ops import LINK, Link, Outcome
+from fsd.wire import frame, messages
+
+
+@given(st.lists(st.binary(min_size=1, max_size=5000), max_size=8))
+def test_a_frame_gives_back_header_and_blobs(contents: list[bytes]) -> None:
+    made = [frame.make_blob(data) for data in contents]
+    header, got = frame.unpack(frame.pack({"a": 1}, made), blobs_max=8, bytes_max=BLOCK)
+    assert header == {"a": 1}
+    assert [frame.open_blob(blob) for blob in got] == contents
+
+
+def test_text_is_compressed_and_random_bytes_are_not() -> None:
+    assert frame.make_blob(b"many words " * 1000).codec == frame.ZSTD
+    assert frame.make_blob(os.urandom(20_000)).codec == frame.RAW
+
+
+def test_every_truncation_of_a_frame_is_refused() -> None:
+    body = frame.pack({"a": 1}, [frame.make_blob(b"hello")])
+    for length in range(len(body)):
+        with pytest.raises((UsageError, TooLarge)):
+            frame.unpack(body[:length], blobs_max=8, bytes_max=BLOCK)
+    with pytest.raises(UsageError):
+        frame.unpack(body + b"x", blobs_max=8, bytes_max=BLOCK)
+
+
+def test_a_flipped_byte_never_reaches_an_application() -> None:
+    blob = frame.make_blob(b"some words " * 200)
+    for at in range(len(blob.stored)):
+        bent = bytearray(blob.stored)
+        bent[at] ^= 0x40
+        with pytest.raises(IntegrityError):
+            frame.open_blob(blob._replace(stored=bytes(bent)))
+
+
+def test_a_bomb_is_not_inflated() -> None:
+    data = bytes(64 * BLOCK)
+    bomb = zstandard.ZstdCompressor().compress(data)
+    with pytest.raises(IntegrityError):
+        frame.open_blob(frame.Blob(hashlib.sha256(data).digest(), frame.ZSTD, len(data), bomb))
+    with pytest.raises(IntegrityError):
+        frame.open_blob(frame.Blob(hashlib.sha256(data).digest(), frame.ZSTD, BLOCK, bomb))
+
+
+def test_limits_hold_before_the_bytes_are_looked_at() -> None:
+    body = frame.pack({}, [frame.make_blob(b"a"), frame.make_blob(b"b")])
+    with pytest.raises(TooLarge):
+        frame.unpack(body, blobs_max=1, bytes_max=BLOCK)
+    with pytest.raises(TooLarge):
+        frame.unpack(body, blobs_max=2, bytes_max=1)
+
+
+def test_a_commit_arrives_as_it_was_made_and_is_bound_to_its_digest() -> None:
+    made = messages.make_commit(5, b"t" * 16, [Link(1, LINK, 7, 1, b"n", 3)], (1, 2, 3), [])
+    body = b"".join(messages.commit_pieces(made))
+    got = messages.read_commit(body)
+    assert got.ops == made.ops
+    assert got.pending == (1, 2, 3)
+    other = made._replace(digest=b"0" * 32)
+    with pytest.raises(UsageError, match="digest"):
+        messages.read_commit(b"".join(messages.commit_pieces(other)))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_an_error_of_ours(raw: bytes) -> None:
+    with pytest.raises(FsdError):
+        messages.read_commit(raw)
+    with pytest.raises(Unavailable):
+        messages.read_answer(raw)
+    with pytest.raises(Unavailable):
+        messages.read_feed(raw)
+
+
+def test_answers_and_feed_pages_come_back() -> None:
+    answer = messages.CommitAnswer(
+        4, b"t", 9, (Outcome(3, "conflict", 0, 7, 1, b"n.conflict-x", "lost"),), (b"h" * 32,), 0
+    )
+    assert messages.read_answer(answer.encode()) == answer
+    page = messages.FeedPage(9, (messages.Change(9, 1, (5,), ((1, b"n"),)),), False)
+    assert messages.read_feed(page.encode()) == page
