@@ -1,0 +1,90 @@
+"""`Remote`: the server as the client side sees it.
+
+Every call blocks, may be made from any thread, and raises an `FsdError`: what the server said (translated
+from its error body), or `Unavailable` for everything that is no answer: refused, unreachable, slow, HTML,
+empty, cut, not ours. After `Unavailable` nobody knows whether the server acted; every call here may
+therefore be made again with the same arguments (commits carry ticket and digest, blobs their hash, a
+session's start and end an idempotency key).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fsd.wire.frame import Blob
+from fsd.wire.messages import Commit, CommitAnswer, FeedPage
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What a mount tells of itself when its session starts. `host` and `path` name the sandbox and the mount
+    point for people; `remote_path` is the subtree, as text."""
+
+    mount_id: str
+    host: str
+    path: str
+    remote_path: str
+    read_only: bool
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousSession:
+    """How the newest session of the same mount ended. `pending_at_last_report` is (operations, files, bytes);
+    times as the server wrote them (RFC 3339), None when there was none."""
+
+    ended: str
+    last_commit_at: str | None
+    pending_at_last_report: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStart:
+    """A new session: its number, the ticket of its first commit, and the filesystem's seq at that moment."""
+
+    session: int
+    ticket: bytes
+    seq: int
+    previous: PreviousSession | None
+    server_version: str
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the last call was answered, and how long the newest short call took (None: none yet)."""
+
+    reachable: bool
+    rtt_ms: float | None
+
+
+class Remote(Protocol):
+    """One filesystem on one server. `timeout` is for the whole call, in seconds, connecting included."""
+
+    def start_session(self, info: SessionInfo) -> SessionStart: ...
+
+    def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None: ...
+
+    def report(self, session: int, pending: tuple[int, int, int]) -> None: ...
+
+    def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
+        """Send one commit. Raises `SessionForked`, `SessionUnknown` and so on as the server says."""
+        ...
+
+    def upload(self, blobs: list[Blob], timeout: float) -> None:
+        """Store blobs, durable on return. More than one pack's worth is sent as several."""
+        ...
+
+    def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
+        """Answers to namespace questions (`fsd.wire.messages`), at one seq, with `Attr` and `Entry` objects."""
+        ...
+
+    def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
+        """The blobs found, not yet verified (`open_blob` does), and the hashes the server does not have."""
+        ...
+
+    def changes(self, after: int, session: int, wait: float) -> FeedPage:
+        """The change feed behind `after`; waits up to `wait` seconds for the first change."""
+        ...

@@ -1,0 +1,81 @@
+"""Every test run: the `support` package on the path, `--all`, and no mount or process left behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support import leftovers
+from support.wait import wait_for
+
+_run_id = secrets.token_hex(8)
+_left: list[str] = []
+_cannot: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked long (minutes each)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[leftovers.MARK] = _run_id
+    faulthandler.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--all`: long tests are left out; without /dev/fuse those marked kernel, each by name.
+
+    With `--all` nothing is left out: what cannot run here fails.
+    """
+    if config.getoption("--all"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    dropped = list(long)
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        kernel = [i for i in items if i.get_closest_marker("kernel") and i not in long]
+        _cannot.extend(item.nodeid for item in kernel)
+        dropped += kernel
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        gone = set(map(id, dropped))
+        items[:] = [item for item in items if id(item) not in gone]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """At the end of the run: what is still mounted below its directory or still running is ended and told."""
+    yield
+    base = tmp_path_factory.getbasetemp()
+    for mount in leftovers.clear_mounts(base):
+        _left.append(f"mount {mount}")
+    try:
+        # A daemon may be in its last moments after a fixture's unmount.
+        wait_for(lambda: not leftovers.marked_processes(_run_id), 5, "the run's processes to end")
+    except AssertionError:
+        alive = leftovers.marked_processes(_run_id)
+        _left.extend(f"process {pid}: {command}" for pid, command in alive.items())
+        leftovers.end_processes(list(alive))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _cannot:
+        terminalreporter.section("cannot run here: /dev/fuse is absent or not accessible")
+        for name in _cannot:
+            terminalreporter.line(name)
+    if _left:
+        terminalreporter.section("LEFT BEHIND by the tests (ended now; the run fails)", red=True)
+        for line in _left:
+            terminalreporter.line(line)
