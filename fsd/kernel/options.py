@@ -1,0 +1,85 @@
+"""`MountOptions`: everything a mount is told, built once in the command line and passed down. No I/O.
+
+Imports neither pyfuse3 nor trio: the supervisor and every command that only talks to a mount use it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fsd.host.seam import Host
+from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT, READY_TIMEOUT, STOP_TIMEOUT
+from fsd.model.token import Token
+
+CACHE_BYTES = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """What `fsd mount` was asked for.
+
+    `mountpoint` is as the user wrote it; the kernel layer resolves it. `state_dir` is the root under which
+    `cache/` and `mounts/<id>/` are made. `runtime_dir` is where `<mount id>.json` and the control socket
+    live (`runtime_dir()` below computes the default). `remote_path` is the subtree, b"/" for the whole.
+    Times are seconds; `io_timeout` 0 means for ever. `buffer_size` 0 means half of the free disk, at most
+    BUFFER_MAX. `host_label` names this mount in conflict copies and in `fsd mounts`. `notify_socket` is
+    sd_notify's address or None.
+    """
+
+    mountpoint: Path
+    token: Token
+    endpoint: str
+    state_dir: Path
+    runtime_dir: Path
+    remote_path: bytes = b"/"
+    read_only: bool = False
+    durability: str = "fsync"  # or "close"
+    consistency: str = "feed"
+    xattr: bool = True
+    allow_other: bool | None = None  # None: when root
+    loop: str = "mini"  # or "trio"
+    foreground: bool = False
+    supervised: bool = True
+    io_timeout: float = IO_TIMEOUT
+    stop_timeout: float = STOP_TIMEOUT
+    ready_timeout: float = READY_TIMEOUT
+    flush_age: float = FLUSH_AGE
+    buffer_size: int = 0
+    buffer_max: int = BUFFER_MAX
+    cache_size: int = CACHE_BYTES
+    insecure: bool = False
+    host_label: str = ""
+    notify_socket: str | None = None
+    verbose: bool = False
+    host: Host = field(default_factory=Host)
+
+    @property
+    def mount_id(self) -> str:
+        """The same for every mount of the same filesystem and subtree at the same place."""
+        return mount_id(self.token.file_system_id, self.remote_path, self.mountpoint)
+
+    @property
+    def source(self) -> str:
+        """The mount source the kernel lists."""
+        return f"fsd:{self.token.file_system_id}:{self.mount_id}"
+
+
+def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path) -> str:
+    """16 hex digits; `mountpoint` must be absolute and resolved."""
+    parts = b"/".join(p for p in remote_path.split(b"/") if p)
+    text = b"\0".join([file_system_id.encode(), parts, bytes(mountpoint)])
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def runtime_dir(environ: Mapping[str, str], uid: int, temporary: Path) -> Path:
+    """Where control sockets live: $XDG_RUNTIME_DIR/fsd, as root /run/fsd, else a directory of the user's
+    under `temporary` (made 0700 and its owner checked by `fsd.kernel.runtime`)."""
+    if uid == 0:
+        return Path("/run/fsd")
+    base = environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return Path(base) / "fsd"
+    return temporary / f"fsd-{uid}"
