@@ -1,0 +1,450 @@
+"""Direct commands' transport: JSON calls and streamed bodies over `http.client`, with bounded retries.
+
+Measured on this product's 2-core reference machine: importing httpx costs 65-90 ms of a command's start,
+`http.client` 12, and large bodies move 600 MB/s and more against 50-160. So it serves the control plane too.
+
+`Http` may be used from any number of threads; each request takes a connection for itself. A connection is
+used again only when nothing is readable on it: a doubled reply must not answer the next request.
+Every request that changes something carries one idempotency key through all its tries, so a lost reply
+never does a thing twice. What is no fsd answer (refused, silent, HTML, empty, cut) is `Unavailable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote
+
+from fsd.client.identity import HTTPS, Identity
+from fsd.host.seam import Host
+from fsd.model.errors import FsdError, NotFound, Unavailable, UsageError, from_body
+from fsd.model.limits import ERROR_BODY_MAX, MIB
+from fsd.model.token import redact
+
+T = TypeVar("T")
+Query: TypeAlias = Mapping[str, str | bytes | int | None] | Sequence[tuple[str, str | bytes | int | None]]
+
+CHUNK: Final = 256 * 1024
+JSON_ANSWER_MAX: Final = 64 * MIB
+IDLE_MAX: Final = 16
+BACKOFF_FIRST: Final = 0.1
+BACKOFF_MAX: Final = 2.0
+SERVER_FAULT_TRIES: Final = 3  # an answer that says "internal error" is asked for so often
+
+
+class Body(Protocol):
+    """A request body. `length` in bytes, None when not known before its end."""
+
+    @property
+    def length(self) -> int | None: ...
+    @property
+    def repeatable(self) -> bool:
+        """Whether `pieces` can be called again: only then is a failed request tried again."""
+        ...
+
+    def pieces(self) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BytesBody:
+    """A body in memory."""
+
+    data: bytes
+    repeatable: bool = True
+
+    @property
+    def length(self) -> int | None:
+        return len(self.data)
+
+    def pieces(self) -> Iterator[bytes]:
+        for at in range(0, len(self.data), CHUNK):
+            yield self.data[at : at + CHUNK]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Seconds. `timeout` is the longest silence of the server, `retry_for` how long failed tries go on."""
+
+    connect_timeout: float = 10.0
+    timeout: float = 60.0
+    retry_for: float = 8.0
+    ca_file: str | None = None
+
+
+class Reply:
+    """One answer's head and its body still on the wire. Close it, or read it to its end."""
+
+    def __init__(self, owner: Http, connection: HTTPConnection, response: HTTPResponse) -> None:
+        self._owner = owner
+        self._connection: HTTPConnection | None = connection
+        self._response = response
+        self.status = response.status
+
+    def header(self, name: str) -> str | None:
+        return self._response.headers.get(name)
+
+    def pieces(self, size: int = CHUNK) -> Iterator[bytes]:
+        """The body as it arrives; raises `Unavailable` when it ends before its declared length."""
+        declared = self._response.length  # None for a chunked body, which http.client checks itself
+        got = 0
+        while True:
+            with self._owner.translated():
+                piece = self._response.read1(size) if declared is None else self._response.read(size)
+            if not piece:
+                break
+            got += len(piece)
+            yield piece
+        if declared is not None and got < declared:
+            self.close()
+            raise Unavailable(f"the answer ended after {got} of {declared} bytes")
+        self._finish()
+
+    def read(self, limit: int) -> bytes:
+        """The whole body; raises `Unavailable` when it is cut short or longer than `limit`."""
+        found = bytearray()
+        for piece in self.pieces():
+            found += piece
+            if len(found) > limit:
+                self.close()
+                raise Unavailable(f"the answer is longer than {limit} bytes")
+        return bytes(found)
+
+    def _finish(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            if self._response.will_close:
+                connection.close()
+            else:
+                self._owner.give_back(connection)
+
+    def close(self) -> None:
+        """Drop the answer; a body not read to its end costs the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Http:
+    """Requests of one identity to one server."""
+
+    def __init__(self, identity: Identity, host: Host, options: HttpOptions | None = None) -> None:
+        self.identity = identity
+        self.host = host
+        self.options = options or HttpOptions()
+        self._idle: list[HTTPConnection] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._tls: ssl.SSLContext | None = None
+        if identity.scheme == HTTPS:
+            self._tls = ssl.create_default_context(cafile=self.options.ca_file)
+
+    def close(self) -> None:
+        """Stop: waiting retries end with `Unavailable`, idle connections are closed."""
+        self._stopped.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def new_key(self) -> str:
+        """A fresh idempotency key."""
+        return self.host.token_bytes(16).hex()
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    def json(
+        self,
+        method: str,
+        route: str,
+        *,
+        query: Query = (),
+        body: object = None,
+        raw: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        wait: float = 0.0,
+    ) -> dict[str, Any]:
+        """One JSON call, tried again while the error is retryable; the answer's object.
+
+        `raw` is a body already encoded. `key` replaces the generated idempotency key. `wait` seconds are
+        added to the time-out: how long the server may hold the answer back. Raises any `FsdError`.
+        """
+        sent = raw if raw is not None else (b"" if body is None else encode_json(body))
+        payload = BytesBody(sent) if method != "GET" else None
+        extra = dict(headers or {})
+        if sent:
+            extra["Content-Type"] = "application/json"
+        if method != "GET":
+            extra["Idempotency-Key"] = key or self.new_key()
+        return self.retried(lambda: self._json_once(method, route, query, extra, payload, wait))
+
+    def send(
+        self, method: str, route: str, body: Body, *, query: Query = (), headers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """A request with a streamed body, answered with JSON. Tried again only if the body can be read again;
+        the caller puts the idempotency key into `headers`."""
+
+        def once() -> dict[str, Any]:
+            return self._json_once(method, route, query, headers, body, 0.0)
+
+        return self.retried(once) if body.repeatable else once()
+
+    def open(self, route: str, *, query: Query = (), headers: Mapping[str, str] | None = None) -> Reply:
+        """GET a streamed answer (status 200 or 206); not tried again here. Raises any `FsdError`."""
+        reply = self.exchange("GET", route, query=query, headers=headers or {}, body=None, wait=0.0)
+        if reply.status not in (200, 206):
+            self._raise_for(reply)
+        return reply
+
+    def retried(self, once: Callable[[], T]) -> T:
+        """`once` again while it fails with a retryable error and time remains (tries back off, doubling)."""
+        deadline = self.host.monotonic() + self.options.retry_for
+        delay, faults = BACKOFF_FIRST, 0
+        while True:
+            try:
+                return once()
+            except FsdError as exc:
+                faults += not isinstance(exc, Unavailable)
+                hopeless = isinstance(exc.__cause__, ssl.SSLCertVerificationError)
+                late = self.host.monotonic() + delay > deadline
+                if not exc.retryable or hopeless or late or faults >= SERVER_FAULT_TRIES:
+                    raise
+                jitter = 0.75 + self.host.token_bytes(1)[0] / 512
+                if self._stopped.wait(delay * jitter):
+                    raise
+            delay = min(delay * 2, BACKOFF_MAX)
+
+    def _json_once(
+        self,
+        method: str,
+        route: str,
+        query: Query,
+        headers: Mapping[str, str],
+        body: Body | None,
+        wait: float,
+    ) -> dict[str, Any]:
+        reply = self.exchange(method, route, query=query, headers=headers, body=body, wait=wait)
+        if not 200 <= reply.status < 300:
+            self._raise_for(reply)
+        raw = reply.read(JSON_ANSWER_MAX)
+        kind = reply.header("Content-Type") or "no content type"
+        if not raw:
+            raise Unavailable(f"{self._where()} answered {reply.status} with nothing in it")
+        if not kind.startswith("application/json"):
+            raise Unavailable(f"{self._where()} answered {reply.status} with {kind}, not with JSON")
+        try:
+            found = json.loads(raw)
+        except ValueError as exc:
+            raise Unavailable(f"the answer of {self._where()} is cut or damaged") from exc
+        if not isinstance(found, dict):
+            raise Unavailable(f"the answer of {self._where()} is no JSON object")
+        return found
+
+    def _raise_for(self, reply: Reply) -> None:
+        raw = reply.read(ERROR_BODY_MAX)
+        kind = reply.header("Content-Type") or "no content type"
+        try:
+            body = json.loads(raw) if kind.startswith("application/json") else None
+        except ValueError:
+            body = None  # judged below: an answer that is no fsd answer
+        if isinstance(body, dict) and isinstance(body.get("error"), dict):
+            error = from_body(body, reply.status)
+            raise error
+        hint = "something between may have answered; check the endpoint, and that `fsd serve` runs there"
+        message = f"{self._where()} answered {reply.status} with {kind}, which is no fsd answer"
+        if reply.status == 404:
+            raise NotFound(message, hint=hint)
+        raise Unavailable(message, hint=hint)
+
+    # -- the wire ------------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        method: str,
+        route: str,
+        *,
+        query: Query,
+        headers: Mapping[str, str],
+        body: Body | None,
+        wait: float,
+    ) -> Reply:
+        """One request and the head of its answer, whatever its status. Raises `Unavailable`."""
+        target = self.identity.prefix + route + encode_query(query)
+        connection, used = self._take()
+        try:
+            response = self._ask(connection, method, target, headers, body, wait)
+        except (ConnectionResetError, BrokenPipeError, HTTPException) as exc:
+            # An idle connection may have been closed by the server meanwhile: once more on a new one.
+            connection.close()
+            if not used or (body is not None and not body.repeatable):
+                raise self._unavailable(exc) from exc
+            connection, _ = self._connect(), False
+            with self.translated(connection):
+                response = self._ask(connection, method, target, headers, body, wait)
+        except (OSError, ValueError) as exc:
+            connection.close()
+            raise self._unavailable(exc) from exc
+        except BaseException:
+            connection.close()  # the body's source failed, or Ctrl-C: the request must not look complete
+            raise
+        return Reply(self, connection, response)
+
+    def _ask(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: Body | None,
+        wait: float,
+    ) -> HTTPResponse:
+        connection.putrequest(method, target, skip_accept_encoding=True)
+        connection.putheader("Authorization", f"Bearer {self.identity.secret}")
+        connection.putheader("Accept", "application/json, */*")
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        if body is None:
+            connection.endheaders()
+        elif body.length is None:
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders()
+            self._send_pieces(connection, body, chunked=True)
+        else:
+            connection.putheader("Content-Length", str(body.length))
+            connection.endheaders()
+            self._send_pieces(connection, body, chunked=False)
+        _socket_of(connection).settimeout(self.options.timeout + wait)
+        return connection.getresponse()
+
+    def _send_pieces(self, connection: HTTPConnection, body: Body, *, chunked: bool) -> None:
+        """Send the body; stops early when the server answers before its end (it refused the request)."""
+        sock = _socket_of(connection)
+        sent = 0
+        for piece in body.pieces():
+            if sent >= CHUNK and _readable(sock):
+                return
+            try:
+                if chunked:
+                    sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+                else:
+                    sock.sendall(piece)
+            except (BrokenPipeError, ConnectionResetError):
+                if _readable(sock):
+                    return  # the reason may still be there to read
+                raise
+            sent += len(piece)
+        if chunked:
+            sock.sendall(b"0\r\n\r\n")
+
+    def _take(self) -> tuple[HTTPConnection, bool]:
+        """A connection, and whether it was used before."""
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect(), False
+            if not _readable(_socket_of(connection)):
+                _socket_of(connection).settimeout(self.options.timeout)
+                return connection, True
+            connection.close()  # closed by the server, or bytes nobody asked for
+
+    def _connect(self) -> HTTPConnection:
+        host, port = self.identity.address
+        timeout = self.options.connect_timeout
+        if self._tls is None:
+            connection = HTTPConnection(host, port, timeout=timeout, blocksize=CHUNK)
+        else:
+            connection = HTTPSConnection(host, port, timeout=timeout, blocksize=CHUNK, context=self._tls)
+        with self.translated(connection):
+            connection.connect()
+        sock = _socket_of(connection)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(self.options.timeout)
+        return connection
+
+    def give_back(self, connection: HTTPConnection) -> None:
+        """Called by `Reply` alone: its answer was read to the end."""
+        with self._lock:
+            if len(self._idle) < IDLE_MAX and not self._stopped.is_set():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    @contextlib.contextmanager
+    def translated(self, connection: HTTPConnection | None = None) -> Iterator[None]:
+        """Turns what sockets and `http.client` raise into `Unavailable`; closes `connection` then."""
+        try:
+            yield
+        except (OSError, HTTPException, ValueError) as exc:
+            if connection is not None:
+                connection.close()
+            raise self._unavailable(exc) from exc
+
+    def _where(self) -> str:
+        return redact(self.identity.endpoint)
+
+    def _unavailable(self, exc: BaseException) -> Unavailable:
+        where = self._where()
+        if isinstance(exc, TimeoutError):
+            return Unavailable(f"no answer from {where} in time")
+        if isinstance(exc, ConnectionRefusedError):
+            return Unavailable(f"nothing listens at {where}")
+        if isinstance(exc, socket.gaierror):
+            return Unavailable(f"the host of {where} is not known here", hint="check the endpoint's name")
+        if isinstance(exc, ssl.SSLCertVerificationError):
+            return Unavailable(
+                f"the certificate of {where} is not trusted: {exc.verify_message}",
+                hint="give the CA's certificate, or check that the endpoint is the right host",
+            )
+        if isinstance(exc, ssl.SSLError):
+            return Unavailable(f"{where} does not speak TLS as expected: {exc.reason}")
+        if isinstance(exc, (HTTPException, ConnectionError)):
+            return Unavailable(f"{where} closed the connection without a whole answer")
+        return Unavailable(f"{where} cannot be asked: {redact(str(exc))}")
+
+
+def _socket_of(connection: HTTPConnection) -> socket.socket:
+    sock = connection.sock
+    if sock is None:
+        raise ConnectionResetError("the connection is closed")
+    assert isinstance(sock, socket.socket)
+    return sock
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Whether bytes, or the end, wait to be read. Takes no time."""
+    poller = select.poll()  # select.select cannot do descriptors over 1023
+    poller.register(sock, select.POLLIN | select.POLLHUP)
+    return bool(poller.poll(0))
+
+
+def encode_json(value: object) -> bytes:
+    """Raises `UsageError` for what JSON cannot hold (NaN, a lone surrogate)."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError as exc:
+        raise UsageError(f"not expressible in JSON: {exc}") from exc
+
+
+def encode_path(path: bytes) -> str:
+    """A remote path for a route, any bytes; without its leading slashes."""
+    return quote(path.lstrip(b"/"), safe=b"/")
+
+
+def encode_query(query: Query) -> str:
+    """`?a=b&…`, or nothing. None values are left out."""
+    pairs = query.items() if isinstance(query, Mapping) else query
+    parts = [f"{name}={_quote(value)}" for name, value in pairs if value is not None]
+    return "?" + "&".join(parts) if parts else ""
+
+
+def _quote(value: str | bytes | int) -> str:
+    return quote(str(value) if isinstance(value, int) else value, safe="")
