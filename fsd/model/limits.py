@@ -35,6 +35,13 @@ UPLOAD_BLOBS_MAX: Final = 4096
 PACK_INLINE_MAX: Final = 64 * KIB  # a pack this small lives in its database row
 APPLIED_KEEP: Final = 65_536  # operations of a session whose outcomes are kept
 
+# The server's database.
+DB_GROUP_MAX: Final = 64  # write requests gathered into one transaction
+DB_QUEUE_MAX: Final = 1024  # write requests that wait; more are told to come again
+DB_READERS_MAX: Final = 16  # connections that read at the same time
+DB_WRITERS_MAX: Final = 8  # PostgreSQL: transactions that write at the same time
+DB_WAIT: Final = 30.0  # for a free connection, or for a lock somebody else holds
+
 # Reads.
 LIST_PAGE_MAX: Final = 1000  # entries of a JSON page
 DIR_INLINE_MAX: Final = 10_000  # entries that travel with a lookup
@@ -63,6 +70,11 @@ TOKEN_REGIONS_MAX: Final = 16
 # HTTP.
 JSON_BODY_MAX: Final = 8 * MIB
 ERROR_BODY_MAX: Final = 64 * KIB  # what a client reads of an answer that is no answer
+
+NS_ANSWER_MAX: Final = 256 * MIB  # what a client takes as one answer of the hot routes
+CONNECT_TIMEOUT: Final = 5.0
+CONTROL_TIMEOUT: Final = 30.0  # a client's small calls: session start, end, report
+FEED_SLACK: Final = 10.0  # what a feed page may take beyond its wait
 
 # The client's log and buffer.
 SEGMENT: Final = 64 * MIB

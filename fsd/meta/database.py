@@ -1,0 +1,97 @@
+"""`Database`: the one interface to the server's facts, and `open_database`, which picks the engine.
+
+SQL is written once, with `?` placeholders (see `fsd.meta.sql`). bytes columns come back as `bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from fsd.host.seam import Host
+
+T = TypeVar("T")
+
+
+class Tx(Protocol):
+    """A transaction, valid only inside the function it was passed to and on that thread.
+
+    After any method raised, the function must let the error out: on PostgreSQL nothing more can be done in
+    the request.
+    """
+
+    def execute(self, sql: str, params: Sequence[object] = ()) -> int:
+        """Run a statement that returns no rows; how many rows it touched."""
+        ...
+
+    def one(self, sql: str, params: Sequence[object] = ()) -> tuple[Any, ...] | None:
+        """The first row, also of `… RETURNING`, or None."""
+        ...
+
+    def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
+
+    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        """Run a statement once for each of `rows`, in order."""
+        ...
+
+    def lock_fs(self, fs: int) -> None:
+        """Hold filesystem `fs` against other commits, pins and sweeps until the transaction ends. Call it
+        first. Costs nothing on SQLite, which has one writer."""
+        ...
+
+
+class Database(Protocol):
+    """Blocking; every method may be called from any thread, but not from inside a running function."""
+
+    engine: str  # "sqlite" | "postgresql"
+
+    def write(self, fn: Callable[[Tx], T]) -> T:
+        """Run `fn` in a transaction that is durable when this returns; its value is returned.
+
+        Requests that wait are gathered into one transaction, each behind a savepoint: an exception from `fn`
+        undoes only its own work and is raised here. `fn` may run again after a failure that was not its own,
+        and on another caller's thread: it must have no effect outside the transaction and its value. Raises
+        `NoSpace`, `Unavailable`, `Conflict` (a unique key exists), `IntegrityError` (damaged) or
+        `InternalError`; after `Unavailable` the transaction may have happened.
+        """
+        ...
+
+    def read(self, fn: Callable[[Tx], T]) -> T:
+        """Run `fn` on one consistent snapshot that has everything committed before; it must not write."""
+        ...
+
+    def close(self) -> None:
+        """Wait for running requests, then let go of files, locks and connections. Later calls raise."""
+        ...
+
+
+def take_numbers(tx: Tx, name: str, count: int) -> int:
+    """Reserve `count` numbers of counter `name` for good; the first one (counters start at 1)."""
+    row = tx.one("UPDATE counter SET value=value+? WHERE name=? RETURNING value", (count, name))
+    if row is None:
+        tx.execute("INSERT INTO counter (name, value) VALUES (?, 0) ON CONFLICT DO NOTHING", (name,))
+        row = tx.one("UPDATE counter SET value=value+? WHERE name=? RETURNING value", (count, name))
+    assert row is not None, f"counter {name} was removed"
+    return int(row[0]) - count + 1
+
+
+def is_postgresql(url_or_dir: str) -> bool:
+    return url_or_dir.startswith(("postgresql://", "postgres://"))
+
+
+def open_database(url_or_dir: str | Path, host: Host) -> Database:
+    """The database at a PostgreSQL URL, or SQLite's in a data directory (made when it does not exist).
+
+    Creates or migrates the tables first. Raises `Busy` when another process uses the data directory,
+    `FormatTooNew` when a newer fsd wrote it, `Unavailable` when PostgreSQL cannot be reached, `Unsupported`
+    when psycopg is not installed.
+    """
+    text = str(url_or_dir)
+    if is_postgresql(text):
+        from fsd.meta.postgresql import open_postgresql
+
+        return open_postgresql(text, host)
+    from fsd.meta.sqlite import open_sqlite
+
+    return open_sqlite(Path(text), host)

@@ -1,0 +1,132 @@
+"""Group commit: callers that wait are run together by one of them, in one transaction.
+
+There is no writer thread: an idle database runs a request on the thread that brought it, which saves two
+thread switches (200–340 us measured on a busy interpreter) of every small fsync. While `leaders` callers
+run, others queue; a leader takes what queues up into its transaction, and hands leadership to the first one
+left over. So an answer never waits for a later transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from fsd.meta.database import Tx
+from fsd.model.errors import InternalError, Unavailable
+from fsd.model.limits import DB_GROUP_MAX, DB_QUEUE_MAX
+
+T = TypeVar("T")
+
+
+class Request:
+    """One call of `write`. A leader sets `value` or `error` and `settled`; nobody else touches them."""
+
+    __slots__ = ("error", "fn", "lead", "ready", "settled", "value")
+
+    def __init__(self, fn: Callable[[Tx], Any]) -> None:
+        self.fn = fn
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.settled = False
+        self.lead = False
+        self.ready = threading.Event()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.settled = True
+
+    def succeed(self, value: Any) -> None:
+        self.value = value
+        self.error = None
+        self.settled = True
+
+
+class Gathering:
+    """What a leader runs: its own request first, then those that `more` gives while they wait."""
+
+    def __init__(self, first: Request, take: Callable[[], Request | None]) -> None:
+        self.taken = [first]
+        self._take = take
+
+    def more(self) -> Request | None:
+        """One more waiting request, now the leader's to settle; None when there is none, or enough."""
+        if len(self.taken) >= DB_GROUP_MAX:
+            return None
+        request = self._take()
+        if request is not None:
+            self.taken.append(request)
+        return request
+
+
+class GroupCommit:
+    """`run(gathering)` is called by at most `leaders` threads at a time and settles all it took."""
+
+    def __init__(self, run: Callable[[Gathering], None], leaders: int) -> None:
+        self._run = run
+        self._leaders = leaders
+        self._mutex = threading.Lock()
+        self._idle = threading.Condition(self._mutex)
+        self._queue: deque[Request] = deque()
+        self._busy = 0
+        self._closed = False
+        self._inside = threading.local()
+
+    def submit(self, fn: Callable[[Tx], T]) -> T:
+        """The value of `fn`, run in a transaction; raises what it raised, `Unavailable` when the queue is
+        full or the database closed."""
+        if getattr(self._inside, "running", False):
+            raise InternalError("a transaction was begun inside a transaction")
+        request = Request(fn)
+        with self._mutex:
+            if self._closed:
+                raise Unavailable("the database is closed", hint="the server is stopping; try again")
+            if self._busy < self._leaders:
+                self._busy += 1
+                request.lead = True
+            elif len(self._queue) >= DB_QUEUE_MAX:
+                raise Unavailable(f"{DB_QUEUE_MAX} writes are waiting", hint="try again in a moment")
+            else:
+                self._queue.append(request)
+        if not request.lead:
+            request.ready.wait()
+        if not request.settled:
+            self._lead(request)
+        if request.error is not None:
+            raise request.error
+        return cast(T, request.value)
+
+    def _lead(self, request: Request) -> None:
+        gathering = Gathering(request, self._take)
+        self._inside.running = True
+        try:
+            self._run(gathering)
+        finally:
+            self._inside.running = False
+            for one in gathering.taken:
+                if not one.settled:  # only after a KeyboardInterrupt or the like on this thread
+                    one.fail(Unavailable("the write was interrupted"))
+                if one is not request:
+                    one.ready.set()
+            self._hand_over()
+
+    def _take(self) -> Request | None:
+        with self._mutex:
+            return self._queue.popleft() if self._queue else None
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            if self._queue:
+                heir = self._queue.popleft()
+                heir.ready.set()
+            else:
+                self._busy -= 1
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        """Refuse new requests and wait for those that run or wait."""
+        with self._mutex:
+            self._closed = True
+            while self._busy:
+                self._idle.wait()

@@ -1,0 +1,274 @@
+"""The tables, as one numbered list of migrations for both engines.
+
+Written once; `{…}` is filled in by the engine: `{KEY}` a numbered primary key whose numbers are never used
+again, `{BLOB}` bytes, `{TEXT}` text ordered by code point, `{KEYED}` clusters a table by its primary key
+(SQLite), `{HOT}` room and vacuum settings for rows that are updated all the time (PostgreSQL).
+
+Rules that hold over all tables: times are ns since 1970 in BIGINT unless said otherwise; there are no NULLs
+except where a column says so; `fs` is always `fs.id`. `died` is 140737488355327 (2^47-1, `sql.MAX`) while a
+row lives; versions of a key are the disjoint ranges [born, died). A row is changed in place, with `born` set
+to the new seq, when born > fs.pinned; else it dies and another is born.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fsd.meta.database import Tx
+from fsd.model.errors import FormatTooNew
+
+_TABLES: Final = """
+CREATE TABLE fs (                      -- a filesystem
+    id {KEY},
+    name {TEXT} NOT NULL UNIQUE,       -- 'fs_' and 20 characters, what the outside sees
+    display_name {TEXT} NOT NULL,
+    labels {TEXT} NOT NULL,            -- JSON object
+    status {TEXT} NOT NULL,            -- active | deleting
+    created BIGINT NOT NULL,
+    seq BIGINT NOT NULL,               -- commit number; moves only by commit
+    pinned BIGINT NOT NULL,            -- newest pinned seq, -1: none
+    storage_bytes BIGINT NOT NULL,     -- allocated bytes of the live tree
+    file_count BIGINT NOT NULL,        -- inodes of the live tree
+    origin_fs BIGINT,                  -- NULL unless a fork
+    origin_seq BIGINT,
+    copied BIGINT NOT NULL             -- 0 while a fork is still an alias of its origin
+);
+CREATE TABLE pin (                     -- keeps a seq readable; several may share one
+    id {KEY},
+    fs BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
+    kind {TEXT} NOT NULL,              -- checkpoint | fork | journal | mount
+    ref {TEXT} NOT NULL,               -- whose
+    expires BIGINT                     -- NULL: until removed
+);
+CREATE INDEX pin_seq ON pin (fs, seq);
+CREATE TABLE inode (
+    fs BIGINT NOT NULL,
+    ino BIGINT NOT NULL,
+    mode BIGINT NOT NULL,              -- whole st_mode
+    nlink BIGINT NOT NULL,
+    uid BIGINT NOT NULL,
+    gid BIGINT NOT NULL,
+    size BIGINT NOT NULL,
+    atime BIGINT NOT NULL,
+    mtime BIGINT NOT NULL,
+    ctime BIGINT NOT NULL,
+    rdev BIGINT NOT NULL,
+    target {BLOB},                     -- symlinks only
+    parent BIGINT NOT NULL,            -- directories only, else 0
+    parts {BLOB},                      -- first block (model.blocks), NULL: a hole
+    xattrs {BLOB},                     -- msgpack map, NULL: none
+    cseq BIGINT NOT NULL,              -- seq at which the content last changed
+    writer BIGINT NOT NULL,            -- session that did that
+    born BIGINT NOT NULL,
+    died BIGINT NOT NULL,
+    PRIMARY KEY (fs, ino, died)
+) {KEYED} {HOT};
+CREATE INDEX inode_born ON inode (fs, born);
+CREATE INDEX inode_died ON inode (fs, died) WHERE died < 140737488355327;
+CREATE TABLE dentry (
+    fs BIGINT NOT NULL,
+    parent BIGINT NOT NULL,
+    name {BLOB} NOT NULL,
+    ino BIGINT NOT NULL,
+    writer BIGINT NOT NULL,            -- session that made this version
+    born BIGINT NOT NULL,
+    died BIGINT NOT NULL,
+    PRIMARY KEY (fs, parent, name, died)
+) {KEYED};
+CREATE INDEX dentry_ino ON dentry (fs, ino);
+CREATE INDEX dentry_born ON dentry (fs, born);
+CREATE INDEX dentry_died ON dentry (fs, died) WHERE died < 140737488355327;
+CREATE TABLE block (                   -- blocks from the second on; no row is a hole
+    fs BIGINT NOT NULL,
+    ino BIGINT NOT NULL,
+    idx BIGINT NOT NULL,               -- 1 is the block at 1 MiB
+    parts {BLOB} NOT NULL,
+    born BIGINT NOT NULL,
+    died BIGINT NOT NULL,
+    PRIMARY KEY (fs, ino, idx, died)
+) {KEYED};
+CREATE INDEX block_born ON block (fs, born);
+CREATE INDEX block_died ON block (fs, died) WHERE died < 140737488355327;
+CREATE TABLE blob (                    -- where immutable bytes are
+    fs BIGINT NOT NULL,
+    hash {BLOB} NOT NULL,              -- SHA-256 of the raw bytes
+    pack BIGINT NOT NULL,
+    off BIGINT NOT NULL,               -- in the pack's bytes
+    raw_len BIGINT NOT NULL,
+    stored_len BIGINT NOT NULL,
+    codec BIGINT NOT NULL,             -- wire.frame
+    refs BIGINT NOT NULL,              -- row versions (inode.parts, block.parts) that name it, once each
+    fresh BIGINT NOT NULL,             -- last upload, reuse or change of refs, for the sweep
+    PRIMARY KEY (fs, hash)
+) {KEYED} {HOT};
+CREATE INDEX blob_pack ON blob (pack);
+CREATE TABLE pack (                    -- the blobs of one upload
+    id BIGINT PRIMARY KEY,             -- from counter 'pack'; never used again, since it names an object
+    fs BIGINT NOT NULL,                -- which filesystem wrote it
+    size BIGINT NOT NULL,
+    data {BLOB},                       -- the whole pack while it is inline, NULL: it is an object
+    created BIGINT NOT NULL
+);
+CREATE INDEX pack_fs ON pack (fs);
+CREATE TABLE change (                  -- the change feed, one row a commit
+    fs BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
+    session BIGINT NOT NULL,           -- 0: a direct command or the server
+    at BIGINT NOT NULL,
+    what {BLOB} NOT NULL,              -- msgpack [inodes, names]
+    PRIMARY KEY (fs, seq)
+) {KEYED};
+CREATE TABLE session (                 -- one mount as the server knows it
+    id {KEY},                          -- also the high bits of the inode numbers it makes
+    fs BIGINT NOT NULL,
+    mount_id {TEXT} NOT NULL,
+    host {TEXT} NOT NULL,
+    path {TEXT} NOT NULL,
+    remote_path {TEXT} NOT NULL,
+    read_only BIGINT NOT NULL,
+    version {TEXT} NOT NULL,
+    started BIGINT NOT NULL,
+    last_seen BIGINT NOT NULL,
+    last_commit BIGINT NOT NULL,
+    pending {TEXT} NOT NULL,           -- JSON, what it last said it still holds
+    ended {TEXT} NOT NULL,             -- '' while it lives, else how it ended
+    next_op BIGINT NOT NULL,
+    ticket {BLOB} NOT NULL,            -- what its next commit must carry
+    prev_ticket {BLOB} NOT NULL,       -- what its last commit carried: a repeat is answered again
+    prev_digest {BLOB} NOT NULL,
+    prev_answer {BLOB} NOT NULL
+) {HOT};
+CREATE INDEX session_fs ON session (fs);
+CREATE TABLE applied (                 -- outcomes kept for repeats, one row a commit
+    session BIGINT NOT NULL,
+    last_op BIGINT NOT NULL,
+    first_op BIGINT NOT NULL,
+    digests {BLOB} NOT NULL,
+    outcomes {BLOB} NOT NULL,
+    PRIMARY KEY (session, last_op)
+) {KEYED};
+CREATE TABLE redirect (                -- a session's inode that became another one
+    session BIGINT NOT NULL,
+    ino BIGINT NOT NULL,
+    to_ino BIGINT NOT NULL,
+    PRIMARY KEY (session, ino)
+) {KEYED};
+CREATE TABLE counter (                 -- numbers given out in ranges, never used again
+    name {TEXT} NOT NULL PRIMARY KEY,
+    value BIGINT NOT NULL              -- the last one given out
+);
+CREATE TABLE token (
+    id {TEXT} NOT NULL PRIMARY KEY,
+    fs BIGINT NOT NULL,
+    name {TEXT} NOT NULL,
+    kind {TEXT} NOT NULL,              -- owner
+    secret {BLOB} NOT NULL UNIQUE,     -- SHA-256 of the secret
+    status {TEXT} NOT NULL,            -- active | disabled
+    issued BIGINT NOT NULL,
+    expires BIGINT,                    -- NULL: never
+    scopes {TEXT} NOT NULL             -- JSON
+);
+CREATE INDEX token_fs ON token (fs);
+CREATE TABLE journal (
+    fs BIGINT NOT NULL,
+    id {TEXT} NOT NULL,
+    kind {TEXT} NOT NULL,
+    title {TEXT} NOT NULL,
+    actor {TEXT} NOT NULL,
+    labels {TEXT} NOT NULL,            -- JSON list of objects key, value
+    created BIGINT NOT NULL,
+    updated BIGINT NOT NULL,
+    next_seq BIGINT NOT NULL,          -- the next entry's number, 1 in an empty journal
+    genesis {BLOB} NOT NULL,
+    head {BLOB} NOT NULL,              -- hash of the last entry, or genesis
+    PRIMARY KEY (fs, id)
+);
+CREATE TABLE journal_entry (
+    fs BIGINT NOT NULL,
+    journal {TEXT} NOT NULL,
+    seq BIGINT NOT NULL,
+    entry_id {TEXT} NOT NULL,
+    append_id {TEXT} NOT NULL,
+    type {TEXT} NOT NULL,
+    status {TEXT} NOT NULL,
+    actor {TEXT} NOT NULL,
+    observed BIGINT NOT NULL,
+    fs_seq BIGINT NOT NULL,
+    barrier BIGINT,                    -- NULL: not said
+    body {TEXT} NOT NULL,              -- the caller's JSON, as written
+    prev_hash {BLOB} NOT NULL,
+    entry_hash {BLOB} NOT NULL,
+    PRIMARY KEY (fs, journal, seq)
+) {KEYED};
+CREATE TABLE journal_append (          -- idempotency of appends: kept as long as the journal
+    fs BIGINT NOT NULL,
+    journal {TEXT} NOT NULL,
+    key {TEXT} NOT NULL,
+    digest {BLOB} NOT NULL,
+    answer {BLOB} NOT NULL,
+    PRIMARY KEY (fs, journal, key)
+) {KEYED};
+CREATE TABLE idempotency (             -- answers to requests with an Idempotency-Key
+    scope {TEXT} NOT NULL,
+    key {TEXT} NOT NULL,
+    digest {BLOB} NOT NULL,
+    status BIGINT NOT NULL,
+    answer {BLOB} NOT NULL,
+    expires BIGINT NOT NULL,
+    PRIMARY KEY (scope, key)
+) {KEYED};
+CREATE INDEX idempotency_expires ON idempotency (expires);
+INSERT INTO counter (name, value) VALUES ('pack', 0);
+"""
+
+# Migration number i is MIGRATIONS[i-1].
+MIGRATIONS: Final[tuple[str, ...]] = (_TABLES,)
+FORMAT: Final = len(MIGRATIONS)  # what this code writes
+
+
+def statements(migration: str, types: dict[str, str]) -> list[str]:
+    """The statements of `migration` for the engine that `types` describes."""
+    lines = [line.split("--", 1)[0].rstrip() for line in migration.splitlines()]
+    text = "\n".join(line for line in lines if line)
+    for mark, meaning in types.items():
+        text = text.replace("{" + mark + "}", meaning)
+    return [one.strip() for one in text.split(";") if one.strip()]
+
+
+def migrate(tx: Tx, types: dict[str, str], where: str) -> None:
+    """Bring the tables to FORMAT in the transaction `tx`, which nobody else runs beside. Raises
+    `FormatTooNew` naming `where`."""
+    tx.execute("CREATE TABLE IF NOT EXISTS format (version BIGINT NOT NULL)")
+    row = tx.one("SELECT max(version) FROM format")
+    version = 0 if row is None or row[0] is None else int(row[0])
+    if version > FORMAT:
+        raise FormatTooNew(f"{where} has format {version}, this fsd knows formats up to {FORMAT}")
+    if version == FORMAT:
+        return
+    for migration in MIGRATIONS[version:]:
+        for statement in statements(migration, types):
+            tx.execute(statement)
+    tx.execute("DELETE FROM format")
+    tx.execute("INSERT INTO format (version) VALUES (?)", (FORMAT,))
+
+
+# SQLite's planner is told what the tables look like instead of measuring it (namespace.md section 4): many
+# filesystems, each a small part, so that an index starting with `fs` is never chosen for `fs` alone. Index
+# None is the primary key of a clustered table. The numbers are average rows per distinct prefix.
+STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("inode", "inode", "10000000 100000 2 1"),
+    ("inode", "inode_born", "10000000 100000 20"),
+    ("inode", "inode_died", "1000000 10000 20"),
+    ("dentry", "dentry", "10000000 100000 20 2 1"),
+    ("dentry", "dentry_ino", "10000000 100000 2"),
+    ("dentry", "dentry_born", "10000000 100000 20"),
+    ("dentry", "dentry_died", "1000000 10000 20"),
+    ("block", "block", "10000000 100000 20 2 1"),
+    ("block", "block_born", "10000000 100000 20"),
+    ("block", "block_died", "1000000 10000 20"),
+    ("blob", "blob", "10000000 100000 1"),
+    ("blob", "blob_pack", "10000000 20"),
+    ("change", "change", "10000000 100000 1"),
+    ("pin", "pin_seq", "10000 100 1"),
+)
