@@ -154,6 +154,10 @@ class Http:
         for connection in idle:
             connection.close()
 
+    def pause(self, seconds: float) -> None:
+        """Wait, or until `close` is called."""
+        self._stopped.wait(seconds)
+
     def new_key(self) -> str:
         """A fresh idempotency key."""
         return self.host.token_bytes(16).hex()
