@@ -60,6 +60,7 @@ CREATE TABLE inode (
     xattrs {BLOB},                     -- msgpack map, NULL: none
     cseq BIGINT NOT NULL,              -- seq at which the content last changed
     writer BIGINT NOT NULL,            -- session that did that
+    grown BIGINT NOT NULL,             -- seq of the last content change that was no append
     born BIGINT NOT NULL,
     died BIGINT NOT NULL,
     PRIMARY KEY (fs, ino, died)
@@ -154,6 +155,29 @@ CREATE TABLE redirect (                -- a session's inode that became another 
     to_ino BIGINT NOT NULL,
     PRIMARY KEY (session, ino)
 ) {KEYED};
+CREATE TABLE moved (                   -- where a session's name for an inode went when another's came first
+    session BIGINT NOT NULL,
+    parent BIGINT NOT NULL,
+    name {BLOB} NOT NULL,
+    ino BIGINT NOT NULL,
+    to_parent BIGINT NOT NULL,
+    to_name {BLOB} NOT NULL,
+    PRIMARY KEY (session, parent, name, ino)
+) {KEYED};
+CREATE TABLE gone (                    -- where a removed file was: content committed later comes back there
+    fs BIGINT NOT NULL,
+    ino BIGINT NOT NULL,
+    seq BIGINT NOT NULL,               -- at which it went; pruned with the change feed
+    session BIGINT NOT NULL,           -- who removed it
+    parent BIGINT NOT NULL,
+    name {BLOB} NOT NULL,
+    mode BIGINT NOT NULL,
+    uid BIGINT NOT NULL,
+    gid BIGINT NOT NULL,
+    xattrs {BLOB},
+    PRIMARY KEY (fs, ino)
+) {KEYED};
+CREATE INDEX gone_seq ON gone (fs, seq);
 CREATE TABLE counter (                 -- numbers given out in ranges, never used again
     name {TEXT} NOT NULL PRIMARY KEY,
     value BIGINT NOT NULL              -- the last one given out
