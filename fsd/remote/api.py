@@ -78,7 +78,8 @@ class Remote(Protocol):
         ...
 
     def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
-        """Answers to namespace questions (`fsd.wire.messages`), at one seq, with `Attr` and `Entry` objects."""
+        """Answers to namespace questions (`fsd.wire.messages`) at one seq, with `Attr` and `Entry` objects.
+        At most NS_BATCH_MAX questions, else `UsageError`."""
         ...
 
     def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:

@@ -1,0 +1,346 @@
+"""`HttpRemote`: the `Remote` over HTTP, a connection for each calling thread."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import ssl
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from fsd.host.seam import Host
+from fsd.model.errors import FsdError, Unavailable, UsageError, from_body
+from fsd.model.limits import (
+    BLOBS_GET_BYTES,
+    BLOBS_GET_MAX,
+    BLOCK,
+    COMMIT_HEADER_MAX,
+    CONNECT_TIMEOUT,
+    CONTROL_TIMEOUT,
+    FEED_SLACK,
+    FEED_WAIT_MAX,
+    JSON_BODY_MAX,
+    KIB,
+    NS_ANSWER_MAX,
+    UPLOAD_BLOBS_MAX,
+    UPLOAD_MAX,
+)
+from fsd.model.token import Token, redact
+from fsd.remote.answers import check_questions, read_answers
+from fsd.remote.api import Health, PreviousSession, SessionInfo, SessionStart
+from fsd.remote.resolve import Resolver
+from fsd.remote.transport import Answer, Connection, parse_endpoint
+from fsd.wire.frame import Blob, pack_pieces, unpack
+from fsd.wire.messages import (
+    MEDIA_TYPE,
+    Commit,
+    CommitAnswer,
+    FeedPage,
+    commit_pieces,
+    packb,
+    read_answer,
+    read_feed,
+    unpackb,
+)
+
+T = TypeVar("T")
+
+_JSON = "application/json"
+_HEAD_ROOM = 64 * KIB  # beside the blob bytes of a frame: its table, or a small answer
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Which filesystem on which server. `endpoint` is already chosen among the token's regions.
+    `ca_file` replaces the system's certificates. Times in seconds."""
+
+    endpoint: str
+    token: Token = field(repr=False)
+    insecure: bool = False
+    ca_file: Path | None = None
+    connect_timeout: float = CONNECT_TIMEOUT
+    control_timeout: float = CONTROL_TIMEOUT
+
+
+class HttpRemote:
+    """The server over HTTP. Any thread; each has its own connection, kept while the thread lives.
+
+    Every request may arrive twice without harm (see `fsd.remote.api`), so a kept connection that the server
+    closed meanwhile is replaced and the request sent again, once, unseen by the caller. All other retries
+    are the caller's.
+    """
+
+    def __init__(self, options: RemoteOptions, host: Host) -> None:
+        """Raises `UsageError` for a bad endpoint. Connects to nothing yet."""
+        self._options, self._host = options, host
+        self._endpoint = parse_endpoint(options.endpoint, insecure=options.insecure)
+        self._resolver = Resolver(self._endpoint.host, self._endpoint.port)
+        self._context: ssl.SSLContext | None = None
+        if self._endpoint.tls:
+            self._context = ssl.create_default_context(cafile=options.ca_file)
+        self._root = f"{self._endpoint.base}/v1/file-systems/{options.token.file_system_id}"
+        shown_host = f"[{self._endpoint.host}]" if ":" in self._endpoint.host else self._endpoint.host
+        self._common = (
+            f"Host: {shown_host}:{self._endpoint.port}\r\n"
+            f"Authorization: Bearer {options.token.text()}\r\n"
+            "Accept-Encoding: identity\r\n"
+        )
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closed = False
+        self._starting: tuple[SessionInfo, str] | None = None
+        self._health = Health(reachable=False, rtt_ms=None)
+
+    @property
+    def endpoint(self) -> str:
+        """The server's address for people."""
+        return self._endpoint.shown
+
+    def health(self) -> Health:
+        """How the last call went; for `status`."""
+        return self._health
+
+    def close(self) -> None:
+        """End every connection; calls under way in other threads end with `Unavailable`, later ones too."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        for connection in connections:
+            connection.abort()
+
+    # Sessions: small JSON calls.
+
+    def start_session(self, info: SessionInfo) -> SessionStart:
+        body = {
+            "mount_id": info.mount_id,
+            "host": info.host,
+            "path": info.path,
+            "remote_path": info.remote_path,
+            "read_only": info.read_only,
+            "version": info.version,
+        }
+        # The key stays until an answer came: a start whose answer was lost is the same start again.
+        if self._starting is None or self._starting[0] != info:
+            self._starting = (info, self._host.token_bytes(16).hex())
+        key = self._starting[1]
+        try:
+            made = self._json("POST", "/sessions", body, key)
+        except FsdError as exc:
+            if not exc.retryable:
+                self._starting = None
+            raise
+        self._starting = None
+        try:
+            previous = made["previous"]
+            return SessionStart(
+                session=_whole(made["session"]),
+                ticket=base64.b64decode(made["ticket"], validate=True),
+                seq=_whole(made["seq"]),
+                previous=None if previous is None else _previous(previous),
+                server_version=str(made["server_version"]),
+                block_size=_whole(made["block_size"]),
+            )
+        except (KeyError, TypeError, ValueError, binascii.Error) as exc:
+            raise Unavailable("the answer to a session's start cannot be read") from exc
+
+    def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None:
+        # One session ends one way with one rest: the key makes a repetition the same request.
+        key = f"end-{session}-{ended}-{'-'.join(map(str, pending))}"
+        self._json("POST", f"/sessions/{session}/end", {"ended": ended, "pending": list(pending)}, key)
+
+    def report(self, session: int, pending: tuple[int, int, int]) -> None:
+        key = self._host.token_bytes(16).hex()
+        self._json("POST", f"/sessions/{session}/report", {"pending": list(pending)}, key)
+
+    # The hot routes.
+
+    def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
+        raw = self._call("POST", "/commits", commit_pieces(commit), timeout, COMMIT_HEADER_MAX)
+        return self._decoded(read_answer, raw)
+
+    def upload(self, blobs: list[Blob], timeout: float) -> None:
+        for group in _groups(blobs):
+            raw = self._call("POST", "/packs", pack_pieces({}, group), timeout, _HEAD_ROOM)
+            try:
+                stored = unpackb(raw, "the answer to an upload")["stored"]
+            except (UsageError, KeyError, TypeError, IndexError) as exc:
+                raise Unavailable("the answer to an upload is no answer") from exc
+            if type(stored) is not int:
+                raise Unavailable("the answer to an upload does not say what was stored")
+
+    def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
+        check_questions(questions)
+        raw = self._call("POST", "/ns", [packb(list(questions))], timeout, NS_ANSWER_MAX)
+        return self._decoded(lambda body: read_answers(questions, body), raw)
+
+    def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
+        """See `Remote`. Asks again while an answer was cut at its size bound; `timeout` covers all."""
+        left = list(dict.fromkeys(hashes))
+        end = self._host.monotonic() + timeout
+        found: list[Blob] = []
+        absent: list[bytes] = []
+        while left:
+            asked = left[:BLOBS_GET_MAX]
+            remaining = end - self._host.monotonic()
+            if remaining <= 0:
+                raise Unavailable(f"no complete answer within {timeout:g} s")
+            got, gone = self._blobs_once(asked, remaining)
+            answered = {blob.hash for blob in got} | set(gone)
+            if not answered or not answered <= set(asked):
+                raise Unavailable("the answer to a request for content answers something else")
+            found += got
+            absent += gone
+            left = [one for one in left if one not in answered]
+        return found, absent
+
+    def changes(self, after: int, session: int, wait: float) -> FeedPage:
+        wait = min(wait, FEED_WAIT_MAX)
+        path = f"/changes?after={after}&session={session}&wait={wait:g}"
+        raw = self._call("GET", path, [], wait + FEED_SLACK, NS_ANSWER_MAX, timed=False)
+        return self._decoded(read_feed, raw)
+
+    def _blobs_once(self, asked: list[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
+        # One blob may stand above the bound alone; the table of 256 is small.
+        bound = BLOBS_GET_BYTES + BLOCK
+        raw = self._call("POST", "/blobs", [packb(asked)], timeout, bound + _HEAD_ROOM)
+        try:
+            header, got = unpack(raw, blobs_max=BLOBS_GET_MAX, bytes_max=bound)
+            gone = [bytes(one) for one in header["absent"]]
+        except (UsageError, KeyError, TypeError) as exc:
+            raise Unavailable("the answer to a request for content is no answer") from exc
+        return got, gone
+
+    # One request.
+
+    def _decoded(self, read: Callable[[bytes], T], raw: bytes) -> T:
+        """`read(raw)`; a body that is no answer means that something else answered than the server."""
+        try:
+            return read(raw)
+        except Unavailable:
+            self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
+            raise
+
+    def _json(self, method: str, path: str, body: object, key: str) -> dict[str, Any]:
+        raw = self._call(
+            method,
+            path,
+            [json.dumps(body).encode()],
+            self._options.control_timeout,
+            JSON_BODY_MAX,
+            media=_JSON,
+            key=key,
+        )
+        try:
+            made = json.loads(raw)
+        except ValueError as exc:
+            raise Unavailable("the server's answer is no JSON (cut or changed on the way)") from exc
+        if not isinstance(made, dict):
+            raise Unavailable("the server's answer is no JSON object")
+        return made
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        pieces: list[bytes],
+        timeout: float,
+        body_max: int,
+        *,
+        media: str = MEDIA_TYPE,
+        key: str = "",
+        timed: bool = True,
+    ) -> bytes:
+        """The body of a 200 or 201; raises what the server said, or `Unavailable`."""
+        call_id = self._host.token_bytes(8).hex()
+        length = sum(map(len, pieces))
+        head = (
+            f"{method} {self._root}{path} HTTP/1.1\r\n{self._common}X-Fsd-Call: {call_id}\r\n"
+            + (f"Content-Type: {media}\r\nContent-Length: {length}\r\n" if pieces else "")
+            + (f"Idempotency-Key: {key}\r\n" if key else "")
+            + "\r\n"
+        )
+        connection = self._connection()
+        began = self._host.monotonic()
+        try:
+            answer = connection.exchange(head.encode("ascii"), pieces, timeout, body_max)
+            self._check_owner(connection, answer, call_id)
+        except Unavailable:
+            self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
+            raise
+        took = (self._host.monotonic() - began) * 1e3 if timed else self._health.rtt_ms
+        if answer.status not in (200, 201):
+            self._refuse(answer, took)
+        self._health = Health(reachable=True, rtt_ms=took)
+        return answer.body
+
+    def _check_owner(self, connection: Connection, answer: Answer, call_id: str) -> None:
+        """The server gives `X-Fsd-Call` back; an answer with another one belongs to another request."""
+        echoed = answer.headers.get("x-fsd-call")
+        if echoed is not None and echoed != call_id:
+            connection.close()
+            raise Unavailable("the answer belongs to another request (a reply came twice)")
+
+    def _refuse(self, answer: Answer, took: float | None) -> NoReturn:
+        try:
+            body = json.loads(answer.body)
+        except ValueError:
+            body = None  # an HTML page of something in between; from_body tells what came
+        error = from_body(body, answer.status)
+        error.message = redact(error.message)
+        error.args = (error.message,)
+        error.request_id = error.request_id or answer.headers.get("x-request-id")
+        self._health = Health(reachable=not isinstance(error, Unavailable), rtt_ms=took)
+        raise error
+
+    def _connection(self) -> Connection:
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = Connection(
+                self._endpoint,
+                self._resolver,
+                self._context,
+                self._host.monotonic,
+                self._options.connect_timeout,
+            )
+            with self._lock:
+                if self._closed:
+                    connection.abort()
+                self._connections.add(connection)
+            self._local.connection = connection
+        return connection
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("a whole number expected")
+    return value
+
+
+def _previous(row: dict[str, Any]) -> PreviousSession:
+    pending = row["pending_at_last_report"]
+    if isinstance(pending, dict):
+        pending = [pending["operations"], pending["files"], pending["bytes"]]
+    counts = [_whole(one) for one in pending] if pending is not None else [0, 0, 0]
+    at = row["last_commit_at"]
+    return PreviousSession(
+        str(row["ended"]), None if at is None else str(at), (counts[0], counts[1], counts[2])
+    )
+
+
+def _groups(blobs: list[Blob]) -> list[list[Blob]]:
+    """`blobs` cut into uploads within UPLOAD_MAX bytes and UPLOAD_BLOBS_MAX blobs."""
+    groups: list[list[Blob]] = []
+    size = 0
+    for blob in blobs:
+        if not groups or size + len(blob.stored) > UPLOAD_MAX or len(groups[-1]) >= UPLOAD_BLOBS_MAX:
+            groups.append([])
+            size = 0
+        groups[-1].append(blob)
+        size += len(blob.stored)
+    return groups

@@ -1,0 +1,345 @@
+"""HTTP/1.1 over a plain socket: one connection, one request at a time, one deadline for the whole of it.
+
+Why not `http.client`: its reads have a timeout each and none in all (a server that drips a byte a second
+holds a worker for ever), it parses headers with the e-mail package (the largest part of a small call's CPU,
+under the interpreter lock that the FUSE thread needs), and it sends a body either joined or piece by piece.
+Here the request's head and the blobs go out by `sendmsg` unjoined, and a large body is received in place.
+
+Strict about answers: a status line, bounded headers, a body by Content-Length or chunked. Everything else is
+`Unavailable`, and the connection is never used again. Bytes waiting before a request is sent (a reply too
+many) make the connection unusable too, so that one call never gets another's answer.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from fsd.model.errors import Unavailable, UsageError
+from fsd.model.limits import ERROR_BODY_MAX, KIB
+from fsd.remote.resolve import Address, Resolver
+
+_HEAD_MAX: Final = 64 * KIB
+_LINE_MAX: Final = 4 * KIB
+_INTERIM_MAX: Final = 8  # 1xx answers before the real one
+_GROUP: Final = 1000  # pieces in one sendmsg; IOV_MAX is 1024
+_RECV: Final = 64 * KIB  # larger buffers are mapped and unmapped for each call
+_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
+_URL: Final = re.compile(r"^(https?)://(\[[0-9A-Fa-f:.]+\]|[^/:@?#\[\]\s]+)(?::([0-9]{1,5}))?(/[^?#]*)?$")
+_LOOPBACK: Final = re.compile(r"^(localhost|127(\.[0-9]{1,3}){3}|::1)$")
+
+
+class Endpoint(NamedTuple):
+    """Where a server is. `base` is the path before `/v1`, without a trailing slash."""
+
+    tls: bool
+    host: str
+    port: int
+    base: str
+
+    @property
+    def shown(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.base}"
+
+
+def parse_endpoint(url: str, *, insecure: bool = False) -> Endpoint:
+    """The endpoint in `url`; raises `UsageError`, also for plain HTTP to anything but loopback unless
+    `insecure`: a token never travels readable by accident."""
+    match = _URL.match(url.strip())
+    if not match:
+        raise UsageError(f"not an endpoint: {url!r}", hint="the form is https://HOST[:PORT]")
+    scheme, host, port, path = match.groups()
+    host = host.strip("[]")
+    tls = scheme == "https"
+    number = int(port) if port else (443 if tls else 80)
+    if not 0 < number < 65536:
+        raise UsageError(f"not an endpoint: {url!r}: no such port")
+    if not tls and not insecure and not _LOOPBACK.match(host):
+        raise UsageError(
+            f"refusing to send a token over plain HTTP to {host}",
+            hint="use https://, or --insecure if the network in between is trusted",
+        )
+    return Endpoint(tls, host, number, (path or "").rstrip("/"))
+
+
+class Answer(NamedTuple):
+    """A complete answer. Header names are lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Stale(Exception):
+    """A kept connection was closed by the other side before it answered anything: connect and send again."""
+
+
+class _Clock:
+    """What is left of a call's time."""
+
+    def __init__(self, monotonic: Callable[[], float], timeout: float) -> None:
+        self._monotonic, self._end, self._timeout = monotonic, monotonic() + timeout, timeout
+
+    def left(self) -> float:
+        left = self._end - self._monotonic()
+        if left <= 0:
+            raise Unavailable(f"no complete answer within {self._timeout:g} s")
+        return left
+
+
+class Connection:
+    """One connection to a server. One thread at a time, except `abort`, which any thread may call."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        resolver: Resolver,
+        context: ssl.SSLContext | None,
+        monotonic: Callable[[], float],
+        connect_timeout: float,
+    ) -> None:
+        self._endpoint, self._resolver, self._context = endpoint, resolver, context
+        self._monotonic, self._connect_timeout = monotonic, connect_timeout
+        self._sock: socket.socket | None = None
+        self._buffer = bytearray()
+        self._aborted = False
+
+    def exchange(self, head: bytes, pieces: Sequence[bytes], timeout: float, body_max: int) -> Answer:
+        """Send a request and receive its answer; raises `Unavailable`. Repeats it once on a new connection
+        when a kept one turns out to be closed, so the request must be one that may arrive twice."""
+        clock = _Clock(self._monotonic, timeout)
+        reused = self._sock is not None and self._quiet()
+        try:
+            return self._once(head, pieces, clock, body_max, reused)
+        except Stale:
+            return self._once(head, pieces, clock, body_max, False)
+
+    def _once(
+        self, head: bytes, pieces: Sequence[bytes], clock: _Clock, body_max: int, reused: bool
+    ) -> Answer:
+        done = False
+        try:
+            if not reused:
+                self._connect(clock)
+            sent_all = self._send([head, *pieces], clock)
+            answer, keep = self._receive(clock, body_max, reused)
+            # An answer before the request was whole (an error) leaves the connection unusable.
+            done = keep and sent_all and not self._buffer
+            return answer
+        except (OSError, ValueError) as exc:
+            if isinstance(exc, TimeoutError):
+                clock.left()  # says so itself when the time is over
+            raise Unavailable(f"{self._endpoint.shown}: {_why(exc)}") from exc
+        finally:
+            if not done:
+                self.close()
+
+    def close(self) -> None:
+        """End the connection; the next request makes a new one. The owning thread only."""
+        sock, self._sock = self._sock, None
+        self._buffer.clear()
+        if sock is not None:
+            sock.close()
+
+    def abort(self) -> None:
+        """From any thread: the request under way ends with `Unavailable`, and so does every later one."""
+        self._aborted = True
+        sock = self._sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # not connected any more, which is what was wanted
+
+    def _quiet(self) -> bool:
+        """Whether the kept connection has nothing to read: neither its end nor a reply nobody asked for."""
+        sock = self._sock
+        if sock is None or self._buffer:
+            return False
+        poll = select.poll()
+        poll.register(sock, select.POLLIN | select.POLLRDHUP)
+        if poll.poll(0) or (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+            self.close()
+            return False
+        return True
+
+    def _connect(self, clock: _Clock) -> None:
+        self.close()
+        if self._aborted:
+            raise Unavailable("this client was closed")
+        failed: OSError | None = None
+        for address in self._resolver.addresses(min(clock.left(), self._connect_timeout)):
+            try:
+                sock = self._connect_to(address, clock)
+            except OSError as exc:
+                failed = exc
+                continue
+            self._sock = sock
+            if self._aborted:  # an abort that came while there was no socket to shut down
+                raise Unavailable("this client was closed")
+            return
+        self._resolver.doubt()
+        raise Unavailable(
+            f"cannot connect to {self._endpoint.shown}: {_why(failed) if failed else 'no address'}"
+        ) from failed
+
+    def _connect_to(self, address: Address, clock: _Clock) -> socket.socket:
+        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(min(clock.left(), self._connect_timeout))
+            sock.connect(address.sockaddr)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._context is not None:
+                return self._context.wrap_socket(sock, server_hostname=self._endpoint.host)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _send(self, pieces: list[bytes], clock: _Clock) -> bool:
+        """Send everything. False when the server stopped reading: it may have answered already."""
+        sock = self._sock
+        assert sock is not None
+        try:
+            if isinstance(sock, ssl.SSLSocket):
+                # TLS has no sendmsg; joining small pieces saves a record each.
+                for at in range(0, len(pieces), _GROUP):
+                    sock.settimeout(clock.left())
+                    sock.sendall(b"".join(pieces[at : at + _GROUP]))
+                return True
+            for at in range(0, len(pieces), _GROUP):
+                views = [memoryview(p) for p in pieces[at : at + _GROUP] if p]
+                while views:
+                    sock.settimeout(clock.left())
+                    sent = sock.sendmsg(views)
+                    while views and sent >= len(views[0]):
+                        sent -= len(views.pop(0))
+                    if sent:
+                        views[0] = views[0][sent:]
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def _receive(self, clock: _Clock, body_max: int, reused: bool) -> tuple[Answer, bool]:
+        for _ in range(_INTERIM_MAX):
+            status, headers, keep = self._head(clock, reused)
+            if status >= 200:
+                break
+        else:
+            raise ValueError("only interim answers")
+        bound = body_max if status < 300 else ERROR_BODY_MAX
+        length = headers.get("content-length")
+        if headers.get("transfer-encoding"):
+            if headers["transfer-encoding"].lower() != "chunked" or length is not None:
+                raise ValueError("an answer framed in an unknown way")
+            return Answer(status, headers, self._chunked(clock, bound)), keep
+        if status in (204, 304):
+            return Answer(status, headers, b""), keep
+        if length is None or not length.isdecimal():
+            raise ValueError(f"an answer with status {status} that does not say how long it is")
+        size = int(length)
+        if size > bound:
+            if status >= 300:
+                # Not an fsd error body, whatever it is; the status alone says enough.
+                return Answer(status, headers, b""), False
+            raise ValueError(f"an answer of {size} bytes, at most {bound} were expected")
+        return Answer(status, headers, self._exactly(size, clock)), keep
+
+    def _head(self, clock: _Clock, reused: bool) -> tuple[int, dict[str, str], bool]:
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > _HEAD_MAX:
+                raise ValueError("an answer whose header does not end")
+            try:
+                got = self._fill(clock)
+            except ConnectionResetError:
+                if reused and not self._buffer:
+                    raise Stale from None
+                raise
+            if not got:
+                if reused and not self._buffer and not self._aborted:
+                    raise Stale
+                raise ValueError("the connection was closed before the answer")
+        lines = bytes(self._buffer[:end]).split(b"\r\n")
+        del self._buffer[: end + 4]
+        match = _STATUS.match(lines[0])
+        if not match:
+            raise ValueError("what came is no HTTP answer")
+        headers: dict[str, str] = {}
+        for line in lines[1:]:
+            raw_name, colon, raw_value = line.partition(b":")
+            if not colon:
+                raise ValueError("a damaged header line")
+            name = raw_name.decode("latin-1").lower()
+            value = raw_value.strip().decode("latin-1")
+            if name == "content-length" and headers.get(name, value) != value:
+                raise ValueError("two different lengths")
+            headers[name] = value
+        keep = match[1] == b"1" and headers.get("connection", "").lower() != "close"
+        return int(match[2]), headers, keep
+
+    def _fill(self, clock: _Clock) -> bool:
+        """Receive some bytes into the buffer; False at the end of the stream."""
+        sock = self._sock
+        assert sock is not None
+        sock.settimeout(clock.left())
+        got = sock.recv(_RECV)
+        self._buffer += got
+        return bool(got)
+
+    def _exactly(self, size: int, clock: _Clock) -> bytes:
+        """The next `size` bytes; large bodies are received in place."""
+        have = min(size, len(self._buffer))
+        body = bytearray(size)
+        body[:have] = self._buffer[:have]
+        del self._buffer[:have]
+        sock = self._sock
+        assert sock is not None
+        with memoryview(body) as view:
+            while have < size:
+                sock.settimeout(clock.left())
+                got = sock.recv_into(view[have:])
+                if not got:
+                    raise ValueError(f"the answer was cut after {have} of {size} bytes")
+                have += got
+        return bytes(body)
+
+    def _line(self, clock: _Clock) -> bytes:
+        while (end := self._buffer.find(b"\r\n")) < 0:
+            if len(self._buffer) > _LINE_MAX or not self._fill(clock):
+                raise ValueError("the answer was cut inside a chunk")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 2]
+        return line
+
+    def _chunked(self, clock: _Clock, bound: int) -> bytes:
+        body = bytearray()
+        while True:
+            size = int(self._line(clock).split(b";")[0].strip() or b"x", 16)
+            if size < 0 or len(body) + size > bound:
+                raise ValueError(f"an answer of more than the {bound} bytes that were expected")
+            if size == 0:
+                break
+            body += self._exactly(size, clock)
+            if self._line(clock):
+                raise ValueError("a chunk longer than it says")
+        for _ in range(100):
+            if not self._line(clock):
+                return bytes(body)
+        raise ValueError("trailers without end")
+
+
+def _why(exc: BaseException) -> str:
+    """The reason for people, short."""
+    if isinstance(exc, TimeoutError):
+        return "no answer in time"
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {exc.verify_message}"
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror.lower()
+    return str(exc)

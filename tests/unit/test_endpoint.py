@@ -1,0 +1,49 @@
+"""Where a client connects, and that a token never travels readable by accident."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsd.model.errors import UsageError
+from fsd.remote.transport import parse_endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://fsd.example", "https://fsd.example:443"),
+        ("https://fsd.example:8443/base/", "https://fsd.example:8443/base"),
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("http://localhost", "http://localhost:80"),
+        ("http://[::1]:81", "http://[::1]:81"),
+        ("https://[2001:db8::1]", "https://[2001:db8::1]:443"),
+    ],
+)
+def test_forms(url: str, shown: str) -> None:
+    assert parse_endpoint(url).shown == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "fsd.example",
+        "ftp://fsd.example",
+        "https://",
+        "https://user:pw@fsd.example",
+        "https://a b",
+        "https://h:0",
+        "https://h:99999",
+        "https://h/?q",
+    ],
+)
+def test_what_is_no_endpoint(url: str) -> None:
+    with pytest.raises(UsageError):
+        parse_endpoint(url)
+
+
+@pytest.mark.parametrize("url", ["http://fsd.example", "http://10.0.0.1:80", "http://127.0.0.1.evil.example"])
+def test_plain_http_elsewhere_needs_insecure(url: str) -> None:
+    with pytest.raises(UsageError, match="plain HTTP"):
+        parse_endpoint(url)
+    assert not parse_endpoint(url, insecure=True).tls
