@@ -199,7 +199,7 @@ CREATE TABLE journal (
     id {TEXT} NOT NULL,
     kind {TEXT} NOT NULL,
     title {TEXT} NOT NULL,
-    actor {TEXT} NOT NULL,
+    actor {TEXT} NOT NULL,             -- type:id or empty
     labels {TEXT} NOT NULL,            -- JSON list of objects key, value
     created BIGINT NOT NULL,
     updated BIGINT NOT NULL,
@@ -219,12 +219,13 @@ CREATE TABLE journal_entry (
     actor {TEXT} NOT NULL,
     observed BIGINT NOT NULL,
     fs_seq BIGINT NOT NULL,
-    barrier BIGINT,                    -- NULL: not said
-    body {TEXT} NOT NULL,              -- the caller's JSON, as written
+    barrier BIGINT NOT NULL,           -- 1: a mount's barrier was taken first
+    body {TEXT} NOT NULL,              -- the entry as it is given back, all but entry_hash
     prev_hash {BLOB} NOT NULL,
     entry_hash {BLOB} NOT NULL,
     PRIMARY KEY (fs, journal, seq)
 ) {KEYED};
+CREATE INDEX journal_entry_time ON journal_entry (fs, observed, journal, seq);
 CREATE TABLE journal_append (          -- idempotency of appends: kept as long as the journal
     fs BIGINT NOT NULL,
     journal {TEXT} NOT NULL,
