@@ -1,0 +1,171 @@
+"""Questions over journals: which there are, which entries match, whether a chain is whole.
+
+Reads only, from any thread, each page in a transaction of its own: entries are never changed, so a walk over
+several pages up to a head seen first is consistent.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fsd.meta.database import Database, Tx
+from fsd.model.errors import NotFound, UsageError
+from fsd.model.limits import JOURNAL_PAGE_MAX
+from fsd.service.access import FsRef
+from fsd.service.journals import COLUMNS, column, shown_journal, shown_text
+from fsd.wire.chain import Chain
+
+SCAN_MAX: Final = 20_000  # entries one search request looks at
+_WALK: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Filters of a search; None or empty: not asked. `since` and `until` are ns of `observed_at`."""
+
+    type: str | None = None
+    status: str | None = None
+    actor: str | None = None
+    journal_id: str | None = None
+    kind: str | None = None
+    subjects: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    since: int | None = None
+    until: int | None = None
+
+
+def list_journals(
+    db: Database, fs: FsRef, kind: str | None, labels: tuple[tuple[str, str], ...], after: str, limit: int
+) -> dict[str, Any]:
+    """Journals with their heads, in order of id."""
+    found: list[dict[str, Any]] = []
+    while len(found) <= limit:
+        rows = db.read(lambda tx, at=after: _journal_page(tx, fs, kind, at))  # type: ignore[misc]
+        found += [shown_journal(fs.name, row) for row in rows if _has_labels(row[4], labels)]
+        if len(rows) < JOURNAL_PAGE_MAX:
+            break
+        after = rows[-1][0]
+    page = found[:limit]
+    return {"journals": page, "next_cursor": page[-1]["journal_id"] if len(found) > limit else None}
+
+
+def search(db: Database, fs: FsRef, wanted: Search, cursor: str, limit: int) -> tuple[list[str], str | None]:
+    """Matches as JSON texts, oldest first, and a cursor where more may follow (also after `SCAN_MAX`
+    entries without a match)."""
+    at = _read_cursor(cursor) if cursor else (-1, "", 0)
+    names = _journals_with(db, fs, wanted) if wanted.kind is not None or wanted.labels else None
+    found: list[str] = []
+    scanned = 0
+    while scanned < SCAN_MAX:
+        rows = db.read(lambda tx, a=at: _entry_page(tx, fs, wanted, a))  # type: ignore[misc]
+        for row in rows:
+            observed, journal, seq, body, digest = row
+            at = (observed, journal, seq)
+            scanned += 1
+            if names is not None and journal not in names:
+                continue
+            if wanted.subjects and not _has_subjects(body, wanted.subjects):
+                continue
+            found.append(f'{{"journal_id":{json.dumps(journal)},"entry":{shown_text(body, digest)}}}')
+            if len(found) >= limit:
+                return found, _write_cursor(at)
+        if len(rows) < JOURNAL_PAGE_MAX:
+            return found, None
+    return found, _write_cursor(at)
+
+
+def verify(db: Database, fs: FsRef, journal_id: str, trusted: str | None) -> dict[str, Any]:
+    """Walk the whole chain; raises `NotFound`. Entries appended meanwhile are not looked at."""
+    row = db.read(
+        lambda tx: tx.one(f"SELECT {COLUMNS} FROM journal WHERE fs = ? AND id = ?", (fs.id, journal_id))
+    )
+    if row is None:
+        raise NotFound(f"no journal {journal_id}")
+    journal = shown_journal(fs.name, row)
+    chain = Chain(journal, trusted)
+    last = journal["next_seq"] - 1
+    at = 0
+    while at < last:
+        rows = db.read(lambda tx, a=at: _walk(tx, fs, journal_id, a, last))  # type: ignore[misc]
+        for seq, body, digest in rows:
+            chain.follow(shown_text(body, digest))
+            at = seq
+        if len(rows) < _WALK:
+            break
+    return chain.finish()
+
+
+def _walk(tx: Tx, fs: FsRef, journal_id: str, after: int, last: int) -> list[tuple[Any, ...]]:
+    return tx.all(
+        "SELECT seq, body, entry_hash FROM journal_entry WHERE fs = ? AND journal = ? AND seq > ? "
+        "AND seq <= ? ORDER BY seq LIMIT ?",
+        (fs.id, journal_id, after, last, _WALK),
+    )
+
+
+def _journal_page(tx: Tx, fs: FsRef, kind: str | None, after: str) -> list[tuple[Any, ...]]:
+    where, params = ("AND kind = ?", [kind]) if kind is not None else ("", [])
+    return tx.all(
+        f"SELECT {COLUMNS} FROM journal WHERE fs = ? AND id > ? {where} ORDER BY id LIMIT ?",
+        [fs.id, after, *params, JOURNAL_PAGE_MAX],
+    )
+
+
+def _entry_page(tx: Tx, fs: FsRef, wanted: Search, at: tuple[int, str, int]) -> list[tuple[Any, ...]]:
+    where = ["fs = ?", "(observed, journal, seq) > (?, ?, ?)"]
+    params: list[object] = [fs.id, *at]
+    for name, op, value in (
+        ("journal", "=", wanted.journal_id),
+        ("type", "=", wanted.type),
+        ("status", "=", None if wanted.status is None else column(wanted.status)),
+        ("actor", "=", wanted.actor),
+        ("observed", ">=", wanted.since),
+        ("observed", "<", wanted.until),
+    ):
+        if value is not None:
+            where.append(f"{name} {op} ?")
+            params.append(value)
+    return tx.all(
+        "SELECT observed, journal, seq, body, entry_hash FROM journal_entry WHERE "
+        f"{' AND '.join(where)} ORDER BY observed, journal, seq LIMIT ?",
+        [*params, JOURNAL_PAGE_MAX],
+    )
+
+
+def _journals_with(db: Database, fs: FsRef, wanted: Search) -> set[str]:
+    found: set[str] = set()
+    after = ""
+    while True:
+        rows = db.read(lambda tx, at=after: _journal_page(tx, fs, wanted.kind, at))  # type: ignore[misc]
+        found.update(row[0] for row in rows if _has_labels(row[4], wanted.labels))
+        if len(rows) < JOURNAL_PAGE_MAX:
+            return found
+        after = rows[-1][0]
+
+
+def _has_labels(stored: str, wanted: tuple[tuple[str, str], ...]) -> bool:
+    if not wanted:
+        return True
+    have = {(one["key"], one["value"]) for one in json.loads(stored)}
+    return have.issuperset(wanted)
+
+
+def _has_subjects(body: str, wanted: tuple[str, ...]) -> bool:
+    # parse_int and parse_float as str: a caller's number may be too long for int().
+    subjects = json.loads(body, parse_int=str, parse_float=str).get("subjects")
+    return set(subjects or ()).issuperset(wanted)
+
+
+def _write_cursor(at: tuple[int, str, int]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(at).encode()).decode()
+
+
+def _read_cursor(text: str) -> tuple[int, str, int]:
+    try:
+        observed, journal, seq = json.loads(base64.urlsafe_b64decode(text))
+        return int(observed), str(journal), int(seq)
+    except (ValueError, TypeError) as exc:
+        raise UsageError("the cursor is none this server gave") from exc

@@ -1,0 +1,143 @@
+"""Idempotency keys of the HTTP API: one effect a key, and its answer kept for 24 h.
+
+The key's row is written first, in the transaction of the effect. On PostgreSQL a second request with the same
+key waits there until the first has ended; on SQLite there is one writer anyway. So an effect and the
+memory of it are one transaction and a lost answer never makes a second effect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fsd.host.seam import Host
+from fsd.meta.database import Database, Tx
+from fsd.model.errors import Busy, Conflict, IdempotencyMismatch, UsageError
+from fsd.model.limits import IDEMPOTENCY_KEEP, IDEMPOTENCY_KEY_MAX
+from fsd.model.times import NS
+
+_KEY = re.compile(rf"[A-Za-z0-9_.:-]{{1,{IDEMPOTENCY_KEY_MAX}}}")
+_SWEEP_CHUNK: Final = 500
+_RUNNING: Final = 0  # the status of a key whose effect has not ended
+_RUNNING_KEEP_NS: Final = 300 * NS
+
+
+def check_key(key: str) -> str:
+    """`key` if it is one; raises `UsageError`."""
+    if not _KEY.fullmatch(key):
+        raise UsageError(
+            f"an idempotency key has 1 to {IDEMPOTENCY_KEY_MAX} of letters, digits, '_', '.', ':', '-'"
+        )
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that carries a key. `scope` says whose key it is and for which route; `digest` is over all
+    that decides the effect."""
+
+    scope: str
+    key: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is kept and sent: HTTP status and the JSON body's bytes. `replayed` when it is an old one."""
+
+    status: int
+    body: bytes
+    replayed: bool = False
+
+
+class Idempotency:
+    """All methods from any thread."""
+
+    def __init__(self, db: Database, host: Host) -> None:
+        self._db = db
+        self._host = host
+
+    def run(self, tx: Tx, call: Call | None, effect: Callable[[Tx], Answer]) -> Answer:
+        """The effect and the memory of its answer, both in `tx`; or the answer kept under the same key.
+
+        An effect that raises is not remembered: it did nothing. Raises `IdempotencyMismatch`.
+        """
+        if call is None:
+            return effect(tx)
+        kept = self._reserve(tx, call)
+        if kept is not None:
+            return kept
+        answer = effect(tx)
+        self._keep(tx, call, answer)
+        return answer
+
+    def guard(self, call: Call | None, effect: Callable[[], Answer]) -> Answer:
+        """For an effect of several transactions: the key is reserved before it and the answer kept after.
+
+        While it runs, the same key is `Busy`. An effect that raised releases the key. One that died with
+        the process is done again by a retry five minutes later at the earliest, so it must stand that.
+        """
+        if call is None:
+            return effect()
+        kept = self._db.write(lambda tx: self._reserve(tx, call))
+        if kept is not None:
+            return kept
+        try:
+            answer = effect()
+        except BaseException:
+            self._db.write(lambda tx: self._release(tx, call))
+            raise
+        self._db.write(lambda tx: self._keep(tx, call, answer))
+        return answer
+
+    def sweep(self) -> int:
+        """Forget expired keys, a bounded number; returns how many."""
+        now = self._host.wall_ns()
+        return self._db.write(
+            lambda tx: tx.execute(
+                "DELETE FROM idempotency WHERE (scope, key) IN "
+                "(SELECT scope, key FROM idempotency WHERE expires < ? LIMIT ?)",
+                (now, _SWEEP_CHUNK),
+            )
+        )
+
+    def _reserve(self, tx: Tx, call: Call) -> Answer | None:
+        now = self._host.wall_ns()
+        for _ in range(2):
+            made = tx.execute(
+                "INSERT INTO idempotency (scope, key, digest, status, answer, expires) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING",
+                (call.scope, call.key, call.digest, _RUNNING, b"", now + _RUNNING_KEEP_NS),
+            )
+            if made == 1:
+                return None
+            row = tx.one(
+                "SELECT digest, status, answer, expires FROM idempotency WHERE scope = ? AND key = ?",
+                (call.scope, call.key),
+            )
+            if row is not None and row[3] >= now:
+                return self._replay(call, row[0], row[1], row[2])
+            self._release(tx, call)
+        raise Conflict(f"the idempotency key {call.key} is being used by another request")
+
+    def _replay(self, call: Call, digest: bytes, status: int, body: bytes) -> Answer:
+        if digest != call.digest:
+            raise IdempotencyMismatch(
+                f"the idempotency key {call.key} was used for another request",
+                hint="use a new key for a new request",
+            )
+        if status == _RUNNING:
+            raise Busy(f"the first request with the idempotency key {call.key} has not ended")
+        return Answer(status, body, replayed=True)
+
+    def _keep(self, tx: Tx, call: Call, answer: Answer) -> None:
+        expires = self._host.wall_ns() + int(IDEMPOTENCY_KEEP * NS)
+        tx.execute(
+            "UPDATE idempotency SET status = ?, answer = ?, expires = ? WHERE scope = ? AND key = ?",
+            (answer.status, answer.body, expires, call.scope, call.key),
+        )
+
+    def _release(self, tx: Tx, call: Call) -> None:
+        tx.execute("DELETE FROM idempotency WHERE scope = ? AND key = ?", (call.scope, call.key))

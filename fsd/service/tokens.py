@@ -1,0 +1,160 @@
+"""Owner tokens: made, looked up, disabled and deleted.
+
+The database holds the hash of a secret, never the secret. A secret is derived from a random seed and the
+admin key, so that the answer to "create a token" can be kept under an idempotency key as its seed alone and
+be given again to a caller that lost it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from typing import Any, Final
+
+from fsd.host.seam import Host
+from fsd.meta.database import Database, Tx
+from fsd.model.errors import NotAuthenticated, NotFound, UsageError
+from fsd.model.limits import TOKEN_LABEL_MAX
+from fsd.model.times import NS, rfc3339
+from fsd.model.token import Token, parse, secret_hash
+from fsd.service.access import FsRef, Grant
+from fsd.service.text import check_line, new_id
+
+ACTIVE: Final = "active"
+DISABLED: Final = "disabled"
+TTL_MAX_S: Final = 100 * 366 * 86_400
+PAGE_MAX: Final = 200
+_COLUMNS: Final = "id, name, kind, status, issued, expires"
+
+
+class Tokens:
+    """All methods from any thread. `announce` is called once, before the first token is made."""
+
+    def __init__(self, db: Database, host: Host) -> None:
+        self._db = db
+        self._host = host
+        self._regions: dict[str, str] = {}
+        self._master = b""
+
+    def announce(self, regions: dict[str, str], master: bytes) -> None:
+        """What new tokens say of where the service is (region code → URL), and the key their secrets are
+        derived with (the admin key)."""
+        self._regions = dict(regions)
+        self._master = master
+
+    @property
+    def region(self) -> str:
+        """The code of the service's own region."""
+        return next(iter(self._regions))
+
+    # -- data plane ----------------------------------------------------------------------------------
+
+    def authenticate(self, text: str, fs_name: str | None) -> tuple[FsRef, Grant]:
+        """Whose token `text` is, asked of the database each time: a revocation holds from the next request.
+
+        `fs_name` is the filesystem in the request's path; another one than the token's is `NotFound`, in the
+        same words whether it exists or not. Raises `NotAuthenticated` for everything wrong with the token.
+        """
+        given = parse(text)
+        now = self._host.wall_ns()
+        row = self._db.read(
+            lambda tx: tx.one(
+                "SELECT t.id, t.name, t.kind, t.status, t.expires, f.id, f.name, f.status "
+                "FROM token t JOIN fs f ON f.id = t.fs WHERE t.secret = ?",
+                (secret_hash(given.secret),),
+            )
+        )
+        if row is None:
+            raise NotAuthenticated("the token is unknown here: wrong, truncated or deleted")
+        token_id, name, kind, status, expires, fs_id, own_name, fs_status = row
+        if status != ACTIVE:
+            raise NotAuthenticated(f"the token {token_id} is disabled")
+        if expires is not None and expires <= now:
+            raise NotAuthenticated(f"the token {token_id} expired at {rfc3339(expires)}")
+        if fs_status != "active" or fs_name not in (None, own_name):
+            raise no_file_system(fs_name or own_name)
+        return FsRef(fs_id, own_name), Grant(token_id, name or token_id, kind)
+
+    # -- control plane, inside the caller's transaction ------------------------------------------------
+
+    def create(self, tx: Tx, fs: FsRef, name: str, ttl_s: int | None) -> dict[str, Any]:
+        """A new owner token. The answer's `fs_token` is sealed: `unseal` before it is sent."""
+        check_line(name, "token_name", TOKEN_LABEL_MAX)
+        if ttl_s is not None and not 1 <= ttl_s <= TTL_MAX_S:
+            raise UsageError(f"ttl_s is between 1 and {TTL_MAX_S} seconds")
+        now = self._host.wall_ns()
+        expires = None if ttl_s is None else now + ttl_s * NS
+        token_id = new_id(self._host, "tok_")
+        seed = self._host.token_bytes(32)
+        token = self._token(fs.name, token_id, seed)
+        tx.execute(
+            "INSERT INTO token (id, fs, name, kind, secret, status, issued, expires, scopes) "
+            "VALUES (?, ?, ?, 'owner', ?, ?, ?, ?, ?)",
+            (token_id, fs.id, name, secret_hash(token.secret), ACTIVE, now, expires, "[]"),
+        )
+        made = self._shown(fs.name, (token_id, name, "owner", ACTIVE, now, expires), now)
+        return {**made, "fs_token": "sealed:" + seed.hex()}
+
+    def unseal(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """`answer` with the token itself where `create` left its seed."""
+        sealed = answer.get("fs_token")
+        if not isinstance(sealed, str) or not sealed.startswith("sealed:"):
+            return answer
+        seed = bytes.fromhex(sealed.removeprefix("sealed:"))
+        token_id = answer.get("token_id") or ""
+        return {**answer, "fs_token": self._token(answer["file_system_id"], token_id, seed).text()}
+
+    def set_status(self, tx: Tx, fs: FsRef, token_id: str, status: str) -> dict[str, Any]:
+        """Enable or disable; the same again is no error. Raises `NotFound`."""
+        touched = tx.execute("UPDATE token SET status = ? WHERE fs = ? AND id = ?", (status, fs.id, token_id))
+        if not touched:
+            raise NotFound(f"no token {token_id} of this file system")
+        return {"file_system_id": fs.name, "token_id": token_id, "status": status}
+
+    def delete(self, tx: Tx, fs: FsRef, token_id: str) -> dict[str, Any]:
+        """Raises `NotFound`."""
+        if not tx.execute("DELETE FROM token WHERE fs = ? AND id = ?", (fs.id, token_id)):
+            raise NotFound(f"no token {token_id} of this file system")
+        return {"file_system_id": fs.name, "token_id": token_id, "status": "deleted"}
+
+    def list(self, fs: FsRef, *, include_expired: bool, offset: int, limit: int) -> dict[str, Any]:
+        """A page, oldest first; `next_offset` is None at the end."""
+        now = self._host.wall_ns()
+        where = "" if include_expired else "AND (expires IS NULL OR expires > ?)"
+        params = [fs.id] if include_expired else [fs.id, now]
+        rows = self._db.read(
+            lambda tx: tx.all(
+                f"SELECT {_COLUMNS} FROM token WHERE fs = ? {where} ORDER BY issued, id LIMIT ? OFFSET ?",
+                [*params, limit + 1, offset],
+            )
+        )
+        more = len(rows) > limit
+        return {
+            "tokens": [self._shown(fs.name, row, now) for row in rows[:limit]],
+            "next_offset": offset + limit if more else None,
+        }
+
+    def _token(self, fs_name: str, token_id: str, seed: bytes) -> Token:
+        raw = hmac.new(self._master, b"fsd token secret\0" + seed, hashlib.sha256).digest()
+        secret = base64.urlsafe_b64encode(raw).decode().rstrip("=")
+        return Token(fs_name, token_id, dict(self._regions), secret)
+
+    @staticmethod
+    def _shown(fs_name: str, row: tuple[Any, ...], now: int) -> dict[str, Any]:
+        token_id, name, kind, status, issued, expires = row
+        return {
+            "file_system_id": fs_name,
+            "token_id": token_id,
+            "token_name": name,
+            "scope_kind": kind,
+            "status": status,
+            "expired": expires is not None and expires <= now,
+            "issued_at": rfc3339(issued),
+            "expires_at": None if expires is None else rfc3339(expires),
+        }
+
+
+def no_file_system(name: str) -> NotFound:
+    """The one answer for a filesystem that does not exist, goes, or must not be known to exist."""
+    return NotFound(f"no file system {name}", hint="check its id, and that the token belongs to it")

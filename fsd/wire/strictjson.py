@@ -1,0 +1,144 @@
+"""Strict JSON: what both sides read from bodies that people and other languages write.
+
+Refused with the field named: duplicate keys, lone surrogates, NaN and Infinity, invalid UTF-8, more than
+`DEPTH_MAX` levels. With `exact=True` every number comes back as a `Number` that keeps its text, so that it
+can be given back as it was written; `dumps` writes those and everything else compactly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NoReturn
+
+from fsd.model.errors import UsageError
+
+DEPTH_MAX: Final = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Number:
+    """A JSON number as written. Equal when the text is equal."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def is_integer(self) -> bool:
+        """Written without fraction and exponent."""
+        return not any(c in self.text for c in ".eE")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Number({self.text})"
+
+
+def loads(raw: bytes | str, what: str, *, exact: bool = False) -> Any:
+    """The value in `raw`; raises `UsageError` that names `what` and, where one is to blame, the field."""
+    try:
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{what} is not UTF-8") from exc
+    number = Number if exact else None
+    try:
+        value = json.loads(
+            text,
+            parse_int=number,
+            parse_float=number,
+            parse_constant=_no_constant,
+            object_pairs_hook=_object,
+        )
+    except RecursionError as exc:
+        raise UsageError(f"{what} is nested deeper than {DEPTH_MAX} levels") from exc
+    except _BadNumberError as exc:
+        raise UsageError(f"{what} holds {exc}, which is no JSON number") from exc
+    except _DuplicateError as exc:
+        raise UsageError(f"{what} has the field {exc} twice") from exc
+    except ValueError as exc:
+        raise UsageError(f"{what} is not JSON: {exc}") from exc
+    check(value, what)
+    return value
+
+
+def loads_object(raw: bytes, what: str, *, exact: bool = False) -> dict[str, Any]:
+    """As `loads`, for a body that is an object; an empty body is the empty object."""
+    value = loads(raw, what, exact=exact) if raw.strip() else {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{what} is not a JSON object")
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON of `value`; numbers read with `exact=True` as they were written, keys in their order."""
+    out: list[str] = []
+    _write(value, out)
+    return "".join(out)
+
+
+def check(value: Any, where: str) -> None:
+    """Raise `UsageError` naming the field for a lone surrogate or too deep a nesting in `value`."""
+    stack: list[tuple[Any, str, int]] = [(value, where, 0)]
+    while stack:
+        item, path, depth = stack.pop()
+        if isinstance(item, str):
+            if _SURROGATE.search(item):
+                raise UsageError(f"{path} holds a lone surrogate, which no UTF-8 can carry")
+        elif isinstance(item, (dict, list)):
+            if depth >= DEPTH_MAX:
+                raise UsageError(f"{where} is nested deeper than {DEPTH_MAX} levels")
+            pairs = item.items() if isinstance(item, dict) else enumerate(item)
+            for key, inner in pairs:
+                if isinstance(key, str) and _SURROGATE.search(key):
+                    raise UsageError(f"a field name in {path} holds a lone surrogate")
+                stack.append((inner, f"{path}.{key}", depth + 1))
+
+
+class _DuplicateError(Exception):
+    pass
+
+
+class _BadNumberError(Exception):
+    pass
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _BadNumberError(name)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateError(repr(key))
+            seen.add(key)
+    return made
+
+
+def _write(value: Any, out: list[str]) -> None:
+    if isinstance(value, Number):
+        out.append(value.text)
+    elif isinstance(value, dict):
+        out.append("{")
+        for at, (key, inner) in enumerate(value.items()):
+            out.append("," if at else "")
+            out.append(json.dumps(key, ensure_ascii=False))
+            out.append(":")
+            _write(inner, out)
+        out.append("}")
+    elif isinstance(value, (list, tuple)):
+        out.append("[")
+        for at, inner in enumerate(value):
+            out.append("," if at else "")
+            _write(inner, out)
+        out.append("]")
+    else:
+        out.append(json.dumps(value, ensure_ascii=False, allow_nan=False))
