@@ -1,0 +1,192 @@
+"""`Machine`: the volume, its worker threads and its loop, tied together without knowing about FUSE.
+
+It hands jobs out, brings results back, and keeps everybody who waits for a want: parked FUSE handlers, the
+control socket, the last flush. All methods run on the loop's thread except `post`, `snapshot` and those that
+say so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from fsd.host.seam import Host
+from fsd.kernel.runner import Runner
+from fsd.model.errors import FsdError, Unavailable
+from fsd.model.limits import PARKED_MAX
+from fsd.remote.api import Remote
+from fsd.vfs.types import Cache, Job, Want
+from fsd.vfs.volume import Volume
+
+log = logging.getLogger(__name__)
+
+# A want ends by itself at `io_timeout`; this much later the waiter ends in any case.
+GRACE = 2.0
+
+
+class LoopWait(Protocol):
+    """What a handler awaits. `fire` and `fail` on the loop's thread only."""
+
+    def fire(self) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+    def __await__(self) -> Any: ...
+
+
+class Loop(Protocol):
+    """The scheduler of the FUSE thread: mini, or stock trio."""
+
+    def post(self, func: Callable[[], object]) -> None: ...
+    def make_wait(self) -> LoopWait: ...
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """One waiter. `wake(None)` when the want ended, `wake(error)` to end the waiting early; `pid` is the
+    process that waits (0: unknown), `inherited` when it is only the one that opened the handle. `since` and
+    `deadline` are monotonic seconds."""
+
+    want: Want
+    wake: Callable[[BaseException | None], None]
+    since: float
+    deadline: float | None
+    pid: int
+    inherited: bool
+    woken: bool = False
+
+
+class Machine:
+    """One mount's volume at work."""
+
+    def __init__(
+        self, volume: Volume, remote: Remote, cache: Cache, loop: Loop, host: Host, io_timeout: float
+    ) -> None:
+        self.volume = volume
+        self.host = host
+        self.loop = loop
+        self.io_timeout = io_timeout
+        self._runner = Runner(remote, cache, self._deliver)
+        self._parked: dict[int, Parked] = {}
+        self._next_key = 0
+        self._stopped = False
+        self.beat = host.monotonic()
+
+    def start(self) -> None:
+        """Start the workers; any thread."""
+        self._runner.start()
+
+    def post(self, func: Callable[[], object]) -> None:
+        """Run `func` on the loop's thread; any thread."""
+        self.loop.post(func)
+
+    def pump(self) -> None:
+        """Hand out what the volume wants done. The loop calls it whenever it runs idle."""
+        for job in self.volume.jobs():
+            self._runner.submit(job)
+
+    def _deliver(self, job: Job, result: object) -> None:
+        self.loop.post(partial(self._finish, job, result))
+
+    def _finish(self, job: Job, result: object) -> None:
+        if self._stopped:
+            return
+        self.volume.finish(job, result)
+        self.settle()
+        self.pump()
+
+    def tick(self) -> None:
+        """Timers: called every 100 ms or so. `beat` tells the watchdog that the loop is alive."""
+        now = self.host.monotonic()
+        self.beat = now
+        if self._stopped:
+            return
+        self.volume.tick(now)
+        self.settle()
+        for parked in list(self._parked.values()):
+            if parked.deadline is not None and now >= parked.deadline and not parked.woken:
+                self._wake(parked, Unavailable(f"no answer in time: {parked.want.what}"))
+        self.pump()
+
+    def settle(self) -> None:
+        """Wake everybody whose want has ended."""
+        if self._parked:
+            for parked in list(self._parked.values()):
+                if parked.want.finished and not parked.woken:
+                    self._wake(parked, None)
+
+    def _wake(self, parked: Parked, error: BaseException | None) -> None:
+        parked.woken = True
+        parked.wake(error)
+
+    def watch(
+        self,
+        want: Want,
+        wake: Callable[[BaseException | None], None],
+        *,
+        within: float | None,
+        since: float | None = None,
+        pid: int = 0,
+        inherited: bool = False,
+    ) -> Callable[[], object]:
+        """Have `wake` called once: with None when `want` ended, with an error when `within` seconds have
+        passed since `since`. Returns what forgets the watch. Raises `Unavailable` over PARKED_MAX."""
+        if len(self._parked) >= PARKED_MAX:
+            raise Unavailable(f"{PARKED_MAX} requests wait for the server already")
+        now = self.host.monotonic()
+        since = now if since is None else since
+        deadline = None if within is None else since + within
+        parked = Parked(want, wake, since, deadline, pid, inherited)
+        key = self._next_key = self._next_key + 1
+        self._parked[key] = parked
+        if want.finished:
+            self._wake(parked, None)
+        return partial(self._parked.pop, key, None)
+
+    async def wait(
+        self, want: Want, *, within: float | None, since: float, pid: int = 0, inherited: bool = False
+    ) -> None:
+        """Park the calling handler until `want` has ended; raises what it ended with, or what ended the
+        waiting early."""
+        if not want.finished:
+            wait = self.loop.make_wait()
+            forget = self.watch(
+                want,
+                lambda error: wait.fire() if error is None else wait.fail(error),
+                within=within,
+                since=since,
+                pid=pid,
+                inherited=inherited,
+            )
+            self.pump()
+            try:
+                await wait
+            finally:
+                forget()
+        self.volume.done(want)
+
+    def handler_timeout(self) -> float | None:
+        return self.io_timeout + GRACE if self.io_timeout else None
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every waiting now: the connection to the kernel is gone, or the daemon is about to be."""
+        for parked in list(self._parked.values()):
+            if not parked.woken:
+                self._wake(parked, error)
+
+    def snapshot(self) -> list[Parked]:
+        """The waiters; any thread, for looking only."""
+        return list(self._parked.values())
+
+    def stop(self) -> None:
+        """No further result reaches the volume; closes it. What is pending stays in its log."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.fail_all(Unavailable("the mount ends"))
+        self._runner.stop()
+        try:
+            self.volume.close()
+        except (OSError, FsdError):
+            log.exception("closing the log failed")

@@ -1,0 +1,374 @@
+"""*mini*: the small scheduler that takes the place of `trio` inside pyfuse3.
+
+pyfuse3 looks its module global `trio` up at run time (the hook its own asyncio layer uses). Stock trio costs
+78 µs of CPU a lookup, this 11–21. The whole FUSE session runs on one thread inside `Scheduler.run`; handlers
+run inline and may await nothing but a `Wait` of this scheduler.
+
+Rules that are not obvious, each from a fault that was seen:
+
+- The read lock is just freed on release; a waiter is woken only before the loop would sleep, that is when
+  the holder has really parked. Handing it on makes two workers alternate on every request.
+- What is ready runs before polling, never the other way round.
+- The FUSE descriptor is non-blocking: the kernel drops a killed client's unread request, and a blocking read
+  would then hold the GIL for ever. The EAGAIN that follows ends pyfuse3's worker; the nursery starts the same
+  worker again, so pyfuse3's own count stays right.
+- POLLERR (unmounted, aborted) is reported as readable: the read gets ENODEV and libfuse ends the session.
+  With no reader left the loop itself sees it and calls `on_hangup`.
+- Waits end only by being fired; nothing can be cancelled. At shutdown every outstanding one is failed.
+- Other threads append to a deque and then write the eventfd unless it is armed; the loop disarms, reads the
+  eventfd, then drains, and only on its own thread, so an answer cannot overtake the handler's own park.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import ModuleType, SimpleNamespace, TracebackType
+from typing import Any, Final
+
+log = logging.getLogger(__name__)
+
+# A worker that dies of anything but EAGAIN is started again at most so often in one run: beyond it something
+# is broken for good, and the supervisor's fresh process is the better answer.
+WORKER_DEATHS_MAX: Final = 100
+_GONE: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+class ClosedResourceError(Exception):
+    """What `wait_readable` raises after `notify_closing`; pyfuse3 looks for this name."""
+
+
+class Wait:
+    """A one-shot event a handler awaits. Created, fired and awaited on the scheduler's thread only; other
+    threads use `Scheduler.post` to get there. The first `fire` or `fail` counts, later ones do nothing."""
+
+    __slots__ = ("_error", "_fired", "_scheduler", "_task", "_value")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._task: Task | None = None
+        self._fired = False
+        self._error: BaseException | None = None
+        self._value: object = None
+
+    @property
+    def fired(self) -> bool:
+        return self._fired
+
+    def fire(self, value: object = None) -> None:
+        if not self._fired:
+            self._fired = True
+            self._value = value
+            if self._task is not None:
+                self._scheduler.resume(self._task)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._fired:
+            self._error = error
+            self.fire()
+
+    def __await__(self) -> Generator[Wait, None, Any]:
+        if not self._fired:
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def parked_by(self, task: Task) -> None:
+        """Called by the scheduler when `task` has yielded this wait."""
+        self._task = task
+        if self._fired:
+            self._scheduler.resume(task)
+
+
+class Task:
+    """One coroutine the scheduler steps. `name` is what pyfuse3 asks for."""
+
+    __slots__ = ("call", "coro", "name", "nursery")
+
+    def __init__(
+        self,
+        coro: Coroutine[Any, Any, Any],
+        name: str,
+        nursery: Nursery | None,
+        call: tuple[Callable[..., Any], tuple[Any, ...]],
+    ) -> None:
+        self.coro = coro
+        self.name = name
+        self.nursery = nursery
+        self.call = call
+
+
+class Lock:
+    """pyfuse3's read lock. Barging: `release` only clears it. Not a general lock: its users must be
+    interchangeable, as pyfuse3's workers are."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.locked = False
+        self.waiters: deque[Wait] = deque()
+
+    async def __aenter__(self) -> None:
+        while self.locked:
+            wait = Wait(self._scheduler)
+            self.waiters.append(wait)
+            await wait
+        self.locked = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.locked = False
+
+
+class Nursery:
+    """Counts its children; leaving the block waits until there are none."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._children = 0
+        self._parent: Wait | None = None
+
+    async def __aenter__(self) -> Nursery:
+        return self
+
+    def start_soon(self, func: Callable[..., Any], *args: Any, name: str | None = None) -> None:
+        self._children += 1
+        self._scheduler.start(func, args, name or str(getattr(func, "__name__", "task")), self)
+
+    def child_ended(self) -> None:
+        self._children -= 1
+        if self._children == 0 and self._parent is not None:
+            self._parent.fire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._children:
+            self._parent = Wait(self._scheduler)
+            await self._parent
+
+
+class Scheduler:
+    """The run loop. One per FUSE session, run once, on one thread.
+
+    `on_idle` is called on that thread whenever everything ready has run and the loop is about to sleep; it
+    may start tasks and fire waits. `on_hangup` is called once when the FUSE descriptor reports an error
+    while no worker reads it. `before_read` is a hook for tests, between poll and read.
+    """
+
+    def __init__(self) -> None:
+        self.on_idle: Callable[[], None] | None = None
+        self.on_hangup: Callable[[], None] | None = None
+        self.before_read: Callable[[], None] | None = None
+        self._ready: deque[tuple[Task, BaseException | None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._armed = False
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._readers: dict[int, Wait] = {}
+        self._known: set[int] = set()
+        self._closed: set[int] = set()
+        self._hung: set[int] = set()
+        self._locks: list[Lock] = []
+        self._current: Task | None = None
+        self._thread: int | None = None
+        self._deaths = 0
+        self._failure: BaseException | None = None
+        # Two pollers, so that going from "reading" to "all parked" changes no set: the second asks for
+        # nothing on the FUSE descriptor and is still told of errors there.
+        self._poll_reading = select.poll()
+        self._poll_parked = select.poll()
+        for poller in (self._poll_reading, self._poll_parked):
+            poller.register(self._eventfd, select.POLLIN)
+
+    # -- from any thread
+
+    def post(self, func: Callable[[], object]) -> None:
+        """Have `func` called on the scheduler's thread soon. Its exceptions are logged."""
+        self._inbox.append(func)
+        if not self._armed:
+            self._armed = True
+            os.eventfd_write(self._eventfd, 1)
+
+    def notify_closing(self, fd: int) -> None:
+        """Make every present and later `wait_readable(fd)` raise `ClosedResourceError`."""
+        self._closed.add(fd)
+        self.post(lambda: self._close_reader(fd))
+
+    # -- on the scheduler's thread
+
+    def make_wait(self) -> Wait:
+        return Wait(self)
+
+    def make_lock(self) -> Lock:
+        lock = Lock(self)
+        self._locks.append(lock)
+        return lock
+
+    def open_nursery(self) -> Nursery:
+        return Nursery(self)
+
+    def start(
+        self, func: Callable[..., Any], args: tuple[Any, ...], name: str, nursery: Nursery | None
+    ) -> Task:
+        task = Task(func(*args), name, nursery, (func, args))
+        self._ready.append((task, None))
+        return task
+
+    def resume(self, task: Task) -> None:
+        self._ready.append((task, None))
+
+    def current_task(self) -> Task:
+        assert self._current is not None, "outside of a task"
+        return self._current
+
+    async def wait_readable(self, fd: int) -> None:
+        """Until `fd` is readable or in error. The first call makes it non-blocking."""
+        if fd not in self._known:
+            self._adopt(fd)
+        if fd in self._closed:
+            raise ClosedResourceError
+        if fd not in self._hung:
+            wait = Wait(self)
+            self._readers[fd] = wait
+            await wait
+        if self.before_read is not None:
+            self.before_read()
+
+    def run(self, func: Callable[[], Awaitable[Any]]) -> None:
+        """Run `func()` to its end. Raises what it raised, or the error that made workers die for good."""
+        self._thread = threading.get_ident()
+        failed: list[BaseException] = []
+        ended: list[bool] = []
+
+        async def main() -> None:
+            try:
+                await func()
+            except Exception as exc:  # noqa: BLE001 - handed to the caller below
+                failed.append(exc)
+            ended.append(True)
+
+        self.start(main, (), "main", None)
+        while not ended and self._failure is None:
+            self._turn()
+        if failed or self._failure is not None:
+            raise failed[0] if failed else (self._failure or RuntimeError("unreachable"))
+
+    def _turn(self) -> None:
+        ready = self._ready
+        while ready:
+            task, error = ready.popleft()
+            self._step(task, error)
+        if self.on_idle is not None:
+            self.on_idle()
+        if not ready:
+            self._wake_a_worker()
+        if not ready and self._failure is None:
+            self._sleep()
+
+    def _step(self, task: Task, error: BaseException | None) -> None:
+        self._current = task
+        try:
+            trap = task.coro.send(None) if error is None else task.coro.throw(error)
+        except StopIteration:
+            if task.nursery is not None:
+                task.nursery.child_ended()
+        except Exception as exc:  # noqa: BLE001 - decided in _died
+            self._died(task, exc)
+        else:
+            if type(trap) is Wait:
+                trap.parked_by(task)
+            else:
+                text = f"{task.name} awaited {trap!r}: on the FUSE thread only mini's own waits work"
+                self._ready.append((task, RuntimeError(text)))
+
+    def _died(self, task: Task, exc: Exception) -> None:
+        if task.nursery is None:
+            self._failure = exc
+            return
+        again = isinstance(exc, OSError) and exc.errno == errno.EAGAIN
+        if not again:
+            self._deaths += 1
+            log.error("%s ended by an exception; its request is lost", task.name, exc_info=exc)
+            if self._deaths > WORKER_DEATHS_MAX:
+                self._failure = exc
+                return
+        func, args = task.call
+        self.start(func, args, task.name, task.nursery)
+
+    def _wake_a_worker(self) -> None:
+        for lock in self._locks:
+            if not lock.locked and lock.waiters:
+                lock.waiters.popleft().fire()
+
+    def _sleep(self) -> None:
+        poller = self._poll_reading if self._readers else self._poll_parked
+        for fd, event in poller.poll():
+            if fd == self._eventfd:
+                self._drain()
+                continue
+            wait = self._readers.pop(fd, None)
+            if wait is not None:
+                wait.fire()
+            elif event & _GONE:
+                self._hangup(fd)
+
+    def _drain(self) -> None:
+        self._armed = False
+        try:
+            os.eventfd_read(self._eventfd)
+        except BlockingIOError:
+            # Read already by an earlier drain; whoever armed it since has not written yet.
+            return
+        inbox = self._inbox
+        while inbox:
+            func = inbox.popleft()
+            try:
+                func()
+            except Exception:
+                log.exception("a call posted to the FUSE thread failed")
+
+    def _adopt(self, fd: int) -> None:
+        self._known.add(fd)
+        os.set_blocking(fd, False)
+        self._poll_reading.register(fd, select.POLLIN)
+        self._poll_parked.register(fd, 0)
+
+    def _close_reader(self, fd: int) -> None:
+        wait = self._readers.pop(fd, None)
+        if wait is not None:
+            wait.fail(ClosedResourceError())
+
+    def _hangup(self, fd: int) -> None:
+        self._hung.add(fd)
+        self._poll_reading.unregister(fd)
+        self._poll_parked.unregister(fd)
+        if self.on_hangup is not None:
+            self.on_hangup()
+
+    def close(self) -> None:
+        """Free the eventfd; after `run` has returned and no thread posts any more."""
+        os.close(self._eventfd)
+
+    def as_trio(self) -> SimpleNamespace:
+        """The names pyfuse3 3.5.0 uses of `trio`; tests/unit/test_mini.py checks the list."""
+        return SimpleNamespace(
+            Lock=self.make_lock,
+            open_nursery=self.open_nursery,
+            ClosedResourceError=ClosedResourceError,
+            lowlevel=SimpleNamespace(
+                current_task=self.current_task,
+                current_trio_token=lambda: self,
+                wait_readable=self.wait_readable,
+                notify_closing=self.notify_closing,
+            ),
+        )
+
+    def install(self, pyfuse3: ModuleType) -> None:
+        """Take trio's place in `pyfuse3`; before `pyfuse3.init`."""
+        pyfuse3.trio = self.as_trio()  # type: ignore[attr-defined]

@@ -1,0 +1,328 @@
+"""The kernel's requests, translated to calls of `Volume`. Nothing else: no rule of the filesystem is here.
+
+A body is a plain function that runs inline on the FUSE thread. `handler` makes it pyfuse3's coroutine:
+`Park` waits and calls again, an `FsdError` becomes its errno, any other exception is logged and EIO, since
+one that escapes would leave the caller in an uninterruptible wait for good.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
+
+from fsd.kernel.entries import Entries
+from fsd.kernel.machine import Machine
+from fsd.model.errors import FsdError, Unavailable
+from fsd.vfs.node import Inode
+from fsd.vfs.types import Park
+
+log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+# The kernel asks for at most 32 KiB (some 200 entries) in a common getdents; more would be thrown away.
+READDIR_PAGE = 256
+_ACL_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
+
+
+def translated(exc: Exception, what: str) -> FUSEError:
+    """The errno `exc` is told with. Unexpected ones are logged with their traceback."""
+    if isinstance(exc, FUSEError):
+        return exc
+    if isinstance(exc, FsdError):
+        if exc.errno == errno.EIO:
+            log.warning("%s: EIO: %s", what, exc)
+        return FUSEError(exc.errno)
+    log.error("%s failed unexpectedly; the caller gets EIO", what, exc_info=exc)
+    return FUSEError(errno.EIO)
+
+
+def handler(body: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
+    """pyfuse3's coroutine around `body`; see the module."""
+    what = body.__name__
+
+    @functools.wraps(body)
+    async def run(self: FsdOperations, *args: Any) -> R:
+        try:
+            return body(self, *args)
+        except Park as exc:
+            park = exc
+        except Exception as exc:  # noqa: BLE001 - translated, never swallowed
+            raise translated(exc, what) from None
+        return await self.parked(body, args, park)
+
+    return run
+
+
+class FsdOperations(pyfuse3.Operations):
+    """One mount's handlers. FUSE thread only.
+
+    `answered` is the monotonic time of the last answer that the kernel may keep; the notifier sends an
+    invalidation twice when it is recent.
+    """
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(self, machine: Machine, *, xattr: bool = True) -> None:
+        super().__init__()
+        self._machine = machine
+        self._volume = machine.volume
+        self._root = machine.volume.root_ino
+        self.entries = Entries(self._root)
+        self._xattr = xattr
+        self._now = machine.host.monotonic
+        self._openers: dict[int, int] = {}
+        self._directories: dict[int, int] = {}
+        self.answered = 0.0
+        self.requests_parked = 0
+        self.mounted: Callable[[], None] | None = None
+
+    def init(self) -> None:
+        if self.mounted is not None:
+            self.mounted()
+
+    async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
+        """Wait, then call `body` again, until it answers or `io_timeout` has passed since the start."""
+        machine = self._machine
+        since = machine.host.monotonic()
+        caller = args[-1] if args else None
+        inherited = not isinstance(caller, RequestContext)
+        pid = self._openers.get(args[0], 0) if inherited else caller.pid  # type: ignore[union-attr]
+        self.requests_parked += 1
+        while True:
+            try:
+                await machine.wait(
+                    park.want,
+                    within=machine.handler_timeout(),
+                    since=since,
+                    pid=pid,
+                    inherited=inherited,
+                )
+                if not park.again:
+                    return park.want.result  # type: ignore[return-value]
+                return body(self, *args)
+            except Park as exc:
+                park = exc
+            except Exception as exc:  # noqa: BLE001 - translated, never swallowed
+                raise translated(exc, body.__name__) from None
+
+    def abort(self) -> None:
+        """Answer everything that is parked with EIO."""
+        self._machine.fail_all(Unavailable("the mount ends"))
+
+    def _ino(self, nodeid: int) -> int:
+        return self._root if nodeid == 1 else nodeid
+
+    def _entry(self, inode: Inode) -> EntryAttributes:
+        self.answered = self._now()
+        return self.entries.of(inode)
+
+    # names
+
+    @handler
+    def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        inode = self._volume.lookup(self._ino(parent), name)
+        self.answered = self._now()
+        return self.entries.negative if inode is None else self.entries.of(inode)
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for nodeid, nlookup in inode_list:
+            if nodeid == 1:
+                continue
+            try:
+                self._volume.forget(nodeid, nlookup)
+            except Exception:
+                log.exception("forget of %d failed", nodeid)
+
+    @handler
+    def getattr(self, nodeid: int, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._volume.getattr(self._ino(nodeid)))
+
+    @handler
+    def setattr(
+        self, nodeid: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
+    ) -> EntryAttributes:
+        inode = self._volume.setattr(
+            self._ino(nodeid),
+            mode=attr.st_mode & 0o7777 if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size=attr.st_size if fields.update_size else None,
+            atime=attr.st_atime_ns if fields.update_atime else None,
+            mtime=attr.st_mtime_ns if fields.update_mtime else None,
+        )
+        return self._entry(inode)
+
+    @handler
+    def readlink(self, nodeid: int, ctx: RequestContext) -> bytes:
+        return self._volume.readlink(self._ino(nodeid))
+
+    @handler
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._volume.mknod(self._ino(parent), name, mode, rdev, ctx.uid, ctx.gid))
+
+    @handler
+    def mkdir(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._volume.mkdir(self._ino(parent), name, mode, ctx.uid, ctx.gid))
+
+    @handler
+    def symlink(self, parent: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._volume.symlink(self._ino(parent), name, target, ctx.uid, ctx.gid))
+
+    @handler
+    def link(self, nodeid: int, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._volume.link(self._ino(nodeid), self._ino(parent), name))
+
+    @handler
+    def unlink(self, parent: int, name: bytes, ctx: RequestContext) -> None:
+        self._volume.unlink(self._ino(parent), name)
+
+    @handler
+    def rmdir(self, parent: int, name: bytes, ctx: RequestContext) -> None:
+        self._volume.rmdir(self._ino(parent), name)
+
+    @handler
+    def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: RequestContext
+    ) -> None:
+        self._volume.rename(self._ino(parent), name, self._ino(new_parent), new_name, flags)
+
+    # files
+
+    @handler
+    def create(
+        self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        inode, fh = self._volume.create(self._ino(parent), name, mode, ctx.uid, ctx.gid, flags)
+        self._openers[fh] = ctx.pid
+        return FileInfo(fh=fh), self._entry(inode)
+
+    @handler
+    def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
+        fh = self._volume.open(self._ino(nodeid), flags)
+        self._openers[fh] = ctx.pid
+        return FileInfo(fh=fh)
+
+    @handler
+    def read(self, fh: int, offset: int, size: int) -> bytes:
+        return self._volume.read(fh, offset, size)
+
+    @handler
+    def write(self, fh: int, offset: int, data: bytes) -> int:
+        return self._volume.write(fh, offset, data)
+
+    @handler
+    def flush(self, fh: int) -> None:
+        self._volume.flush(fh)
+
+    @handler
+    def fsync(self, fh: int, datasync: bool) -> None:
+        self._volume.fsync(fh, datasync)
+
+    @handler
+    def release(self, fh: int) -> None:
+        self._volume.release(fh)
+        self._openers.pop(fh, None)
+
+    # directories
+
+    @handler
+    def opendir(self, nodeid: int, ctx: RequestContext) -> int:
+        ino = self._ino(nodeid)
+        fh = self._volume.opendir(ino)
+        self._directories[fh] = ino
+        self._openers[fh] = ctx.pid
+        return fh
+
+    @handler
+    def readdir(self, fh: int, start: int, token: pyfuse3.ReaddirToken) -> None:
+        """Cookies 1 and 2 stand behind '.' and '..'; the volume's follow, moved by 2.
+
+        Nothing is given to `token` before the last call that may park, since a body that is called again
+        would give it twice.
+        """
+        page: list[tuple[bytes, Inode, int]] = []
+        if start == 0 or start == 1:
+            page = self._volume.readdir(fh, 0, READDIR_PAGE)
+            if not self._dots(fh, start, token):
+                return
+        else:
+            page = self._volume.readdir(fh, start - 2, READDIR_PAGE)
+        entry_of, ref = self.entries.of, self._volume.ref
+        self.answered = self._now()
+        for name, inode, cookie in page:
+            if not pyfuse3.readdir_reply(token, name, entry_of(inode), cookie + 2):
+                return
+            ref(inode.ino)
+
+    def _dots(self, fh: int, start: int, token: pyfuse3.ReaddirToken) -> bool:
+        volume = self._volume
+        own = volume.node(self._directories[fh])
+        if start == 0 and not pyfuse3.readdir_reply(token, b".", self._dot(own.ino), 1):
+            return False
+        parent = own.ino if own.ino == self._root else own.parent
+        return pyfuse3.readdir_reply(token, b"..", self._dot(parent), 2)
+
+    def _dot(self, ino: int) -> EntryAttributes:
+        entry = EntryAttributes()
+        entry.st_ino = 1 if ino == self._root else ino
+        entry.st_mode = 0o040755
+        entry.entry_timeout = 0
+        entry.attr_timeout = 0
+        return entry
+
+    @handler
+    def releasedir(self, fh: int) -> None:
+        self._volume.releasedir(fh)
+        self._directories.pop(fh, None)
+        self._openers.pop(fh, None)
+
+    @handler
+    def fsyncdir(self, fh: int, datasync: bool) -> None:
+        self._volume.fsyncdir(fh)
+
+    @handler
+    def statfs(self, ctx: RequestContext) -> StatvfsData:
+        data = StatvfsData()
+        for name, value in self._volume.statfs().items():
+            setattr(data, name, value)
+        return data
+
+    # extended attributes
+
+    def _check_xattr(self, name: bytes) -> None:
+        if not self._xattr or name in _ACL_NAMES:
+            raise FUSEError(errno.EOPNOTSUPP)
+
+    @handler
+    def getxattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> bytes:
+        self._check_xattr(name)
+        return self._volume.getxattr(self._ino(nodeid), name)
+
+    @handler
+    def setxattr(self, nodeid: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        self._check_xattr(name)
+        self._volume.setxattr(self._ino(nodeid), name, value)
+
+    @handler
+    def listxattr(self, nodeid: int, ctx: RequestContext) -> Sequence[bytes]:
+        if not self._xattr:
+            raise FUSEError(errno.EOPNOTSUPP)
+        return self._volume.listxattr(self._ino(nodeid))
+
+    @handler
+    def removexattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> None:
+        self._check_xattr(name)
+        self._volume.removexattr(self._ino(nodeid), name)
+
+
+def interrupted() -> FUSEError:
+    """What a parked request of a killed caller ends with."""
+    return FUSEError(errno.EINTR)

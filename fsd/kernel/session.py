@@ -1,0 +1,206 @@
+"""The FUSE session: pyfuse3 on its own thread, on *mini* or on stock trio.
+
+The thread outlives the session: after the kernel is gone the same loop carries the last flush, until `stop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyfuse3
+import trio
+
+from fsd.kernel.machine import LoopWait
+from fsd.kernel.mini import Scheduler
+from fsd.model.errors import FsdError, InternalError, Unsupported
+from fsd.model.limits import PARKED_MAX
+
+log = logging.getLogger(__name__)
+
+# Readers kept waiting beside the one that polls; one more than are parked always exists.
+MIN_TASKS: Final = 4
+MAX_TASKS: Final = PARKED_MAX + MIN_TASKS + 20
+
+
+class SessionLoop(Protocol):
+    """Both loops: run an async function on the calling thread, take calls from other threads."""
+
+    def post(self, func: Callable[[], object]) -> None: ...
+    def make_wait(self) -> LoopWait: ...
+    def run(self, func: Callable[[], Any]) -> None: ...
+    def install(self) -> None: ...
+    def hook(self, on_idle: Callable[[], None], on_hangup: Callable[[], None]) -> None: ...
+
+
+class MiniLoop:
+    """The default."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.post = self.scheduler.post
+        self.make_wait = self.scheduler.make_wait
+        self.run = self.scheduler.run
+
+    def install(self) -> None:
+        self.scheduler.install(pyfuse3)
+
+    def hook(self, on_idle: Callable[[], None], on_hangup: Callable[[], None]) -> None:
+        self.scheduler.on_idle = on_idle
+        self.scheduler.on_hangup = on_hangup
+
+
+class _TrioWait:
+    """`LoopWait` on a trio event."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._error: BaseException | None = None
+
+    def fire(self) -> None:
+        self._event.set()
+
+    def fail(self, error: BaseException) -> None:
+        if not self._event.is_set():
+            self._error = error
+            self._event.set()
+
+    def __await__(self) -> Any:
+        yield from self._event.wait().__await__()
+        if self._error is not None:
+            raise self._error
+
+
+class TrioLoop:
+    """The fallback, `--loop trio`: pyfuse3 as its authors run it, several times the CPU a request."""
+
+    def __init__(self) -> None:
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._early: list[Callable[[], object]] = []
+        self._guard = threading.Lock()
+        self._on_idle: Callable[[], None] | None = None
+
+    def post(self, func: Callable[[], object]) -> None:
+        with self._guard:
+            if self._token is None:
+                self._early.append(func)
+                return
+        try:
+            self._token.run_sync_soon(self._call, func)
+        except trio.RunFinishedError:
+            log.debug("a call came after the loop had ended")
+
+    def _call(self, func: Callable[[], object]) -> None:
+        try:
+            func()
+        except Exception:
+            log.exception("a call posted to the FUSE thread failed")
+
+    def make_wait(self) -> LoopWait:
+        return _TrioWait()
+
+    def install(self) -> None:
+        pyfuse3.trio = trio  # type: ignore[attr-defined]
+
+    def hook(self, on_idle: Callable[[], None], on_hangup: Callable[[], None]) -> None:
+        self._on_idle = on_idle
+
+    async def _pump(self) -> None:
+        # Stock trio has no idle hook worth its price; 5 ms is the fallback's flush latency.
+        while True:
+            await trio.sleep(0.005)
+            if self._on_idle is not None:
+                self._on_idle()
+
+    def run(self, func: Callable[[], Any]) -> None:
+        async def main() -> None:
+            with self._guard:
+                self._token = trio.lowlevel.current_trio_token()
+                early, self._early = self._early, []
+            for one in early:
+                self._call(one)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pump)
+                await func()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+
+def make_loop(name: str) -> SessionLoop:
+    return TrioLoop() if name == "trio" else MiniLoop()
+
+
+class FuseSession:
+    """One mounted session. `ended` is called on the FUSE thread when the kernel's side is gone, `died` when
+    the loop broke; both at most once. `mount` and `start` are called on the main thread."""
+
+    def __init__(
+        self,
+        loop: SessionLoop,
+        operations: pyfuse3.Operations,
+        mountpoint: Path,
+        options: set[str],
+        *,
+        ended: Callable[[], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        self._loop = loop
+        self._operations = operations
+        self._mountpoint = mountpoint
+        self._options = options
+        self._ended = ended
+        self._died = died
+        self._stop: LoopWait | None = None
+        self._stop_asked = False
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="fsd-fuse", daemon=True)
+
+    def mount(self) -> None:
+        """Ask the kernel for the mount. Raises `Unsupported` with what to do when it refuses."""
+        self._loop.install()
+        options = {*pyfuse3.default_options, *self._options}
+        try:
+            pyfuse3.init(self._operations, str(self._mountpoint), options)
+        except FsdError:
+            raise
+        except RuntimeError as exc:
+            raise Unsupported(
+                f"the kernel refused to mount at {self._mountpoint} ({exc})",
+                hint="see the log for libfuse's own words; `fsd doctor` says what is missing here",
+            ) from exc
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def terminate(self) -> None:
+        """End the session from this side, whatever the kernel thinks; any thread."""
+        self._loop.post(pyfuse3.terminate)
+
+    def stop(self) -> None:
+        """End the loop once the session is over; any thread."""
+        self._loop.post(self._stop_now)
+
+    def _stop_now(self) -> None:
+        self._stop_asked = True
+        if self._stop is not None:
+            self._stop.fire()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run(self._main)
+        except BaseException as exc:  # noqa: BLE001 - the daemon decides
+            log.critical("the FUSE loop broke", exc_info=exc)
+            self._died(exc if isinstance(exc, Exception) else InternalError(str(exc)))
+        finally:
+            self.over.set()
+
+    async def _main(self) -> None:
+        await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+        self._stop = self._loop.make_wait()
+        self._ended()
+        if not self._stop_asked:
+            await self._stop
