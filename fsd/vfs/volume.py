@@ -157,6 +157,11 @@ class Volume:
     def apply_feed(self, page: FeedPage) -> list[Invalidation]:
         raise NotImplementedError
 
+    def take_invalidations(self) -> list[Invalidation]:
+        """What else the kernel has to forget (conflicts and refusals told by a commit's answer). Ask after
+        every `finish` and `tick`."""
+        raise NotImplementedError
+
     def feed_silent(self, silent: bool) -> None:
         """While silent, cached state is asked for again before use."""
         raise NotImplementedError

@@ -1,0 +1,300 @@
+"""The one local log: append-only segments of records (format and rules: DESIGN.md beside this file).
+
+A record is a 40-byte header and a payload. The header carries kind, record number, inode, offset, payload
+length and the CRC-32 of the payload, and ends with the CRC-32 of itself. A position is
+`segment << 32 | byte in the segment's file`; positions rise. Nothing written is overwritten.
+
+`append` and the rest belong to the volume's thread; `read` may be called from any thread for positions that
+are still needed (the volume frees a segment only when nothing, no running job either, needs it).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from fsd.host.files import fsync_dir
+from fsd.host.seam import Host
+from fsd.model.errors import IntegrityError, NoSpace
+from fsd.model.limits import MIB, SEGMENT
+
+HEAD: Final = struct.Struct(">HBBIQQQI")
+HEAD_CRC: Final = struct.Struct(">I")
+HEAD_LEN: Final = HEAD.size + HEAD_CRC.size
+MAGIC: Final = 0xF5D1
+SHIFT: Final = 32
+OFFSET_MASK: Final = (1 << SHIFT) - 1
+# Allocated ahead of the tail. Data may not use the last RESERVE bytes, so that unlink, truncate and the
+# records of commits still fit when the disk is full.
+AHEAD: Final = 4 * MIB
+RESERVE: Final = MIB
+NAME: Final = "log.%016x"
+
+STATE: Final = 1  # msgpack: session, ticket, … (records.State); first in every segment
+OP: Final = 2  # one encoded operation
+WRITE: Final = 3  # ino, offset; payload: 8 bytes time, then the data
+TRUNC: Final = 4  # ino, offset = new size; payload: 8 bytes time
+BASE: Final = 5  # records.Base
+RESERVED: Final = 6  # ino; payload: operation number kept for its content as of here
+CONTENT: Final = 7  # records.Flown: a content operation with where its blobs come from
+ACK: Final = 8  # records.Ack
+CANCEL: Final = 9  # operation numbers that are never sent
+DROP: Final = 10  # ino: its changes are not needed any more
+
+
+class Record(NamedTuple):
+    """One record as read back. `pos` is the payload's position. `whole` False: the header is good, the
+    payload is not (only met after a power cut)."""
+
+    kind: int
+    number: int
+    ino: int
+    offset: int
+    pos: int
+    length: int
+    whole: bool
+
+
+def segment_of(pos: int) -> int:
+    return pos >> SHIFT
+
+
+class Log:
+    """An open log. `head` is the oldest segment kept, `tail` the position of the next record."""
+
+    def __init__(self, directory: Path, host: Host, first_segment: int, *, segment_size: int = SEGMENT) -> None:
+        self._dir = directory
+        self._host = host
+        self._segment_size = segment_size
+        self._fds: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._segment = first_segment - 1
+        self._at = segment_size
+        self._allocated = 0
+        self._number = 0
+        self._full = False
+        self.unsynced = False
+
+    # opening -----------------------------------------------------------------------------------------
+    @classmethod
+    def create(cls, directory: Path, host: Host, *, segment_size: int = SEGMENT) -> Log:
+        """A log without segments; the first `append` must be preceded by `rotate`."""
+        return cls(directory, host, 1, segment_size=segment_size)
+
+    @staticmethod
+    def segments(directory: Path) -> list[int]:
+        """The segment numbers present, rising."""
+        found = []
+        for path in directory.iterdir():
+            stem, _, tail = path.name.partition(".")
+            if stem == "log" and len(tail) == 16:
+                found.append(int(tail, 16))
+        return sorted(found)
+
+    @classmethod
+    def reopen(cls, directory: Path, host: Host, *, segment_size: int = SEGMENT) -> Log:
+        """The log as an earlier process left it, for `scan`; call `rotate` before appending."""
+        numbers = cls.segments(directory)
+        log = cls(directory, host, (numbers[-1] if numbers else 0) + 1, segment_size=segment_size)
+        for number in numbers:
+            fd = os.open(directory / (NAME % number), os.O_RDWR | os.O_CLOEXEC)
+            log._fds[number] = fd
+            log._sizes[number] = os.fstat(fd).st_size
+        return log
+
+    def scan(self) -> Iterator[Record]:
+        """The records in order, ending before the first that is not whole (a torn tail).
+
+        A record whose header is good but whose payload is not is yielded with `whole` False when another
+        good record follows it: after a power cut pages reach the disk in any order.
+        """
+        expected = 0
+        for segment in sorted(self._fds):
+            at = 0
+            while True:
+                record = self._record_at(segment, at)
+                if record is None or (expected and record.number != expected):
+                    break
+                after = at + HEAD_LEN + record.length
+                if not record.whole:
+                    following = self._record_at(segment, after)
+                    if following is None or following.number != record.number + 1:
+                        break
+                expected = record.number + 1
+                self._number = record.number
+                yield record
+                at = after
+            if segment != max(self._fds) and not self._continues(segment, expected):
+                return
+
+    def _continues(self, segment: int, expected: int) -> bool:
+        following = min((s for s in self._fds if s > segment), default=None)
+        if following is None:
+            return False
+        record = self._record_at(following, 0)
+        return record is not None and (expected == 0 or record.number == expected)
+
+    def _record_at(self, segment: int, at: int) -> Record | None:
+        fd = self._fds[segment]
+        head = os.pread(fd, HEAD_LEN, at)
+        if len(head) < HEAD_LEN:
+            return None
+        (own,) = HEAD_CRC.unpack_from(head, HEAD.size)
+        if own != crc32(head[: HEAD.size]):
+            return None
+        magic, kind, _, length, number, ino, offset, crc = HEAD.unpack_from(head)
+        if magic != MAGIC or at + HEAD_LEN + length > self._sizes[segment]:
+            return None
+        pos = segment << SHIFT | (at + HEAD_LEN)
+        whole = crc32(os.pread(fd, length, at + HEAD_LEN)) == crc
+        return Record(kind, number, ino, offset, pos, length, whole)
+
+    # writing -----------------------------------------------------------------------------------------
+    @property
+    def tail(self) -> int:
+        return self._segment << SHIFT | self._at
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of records in all segments kept (what `--buffer-size` bounds)."""
+        return sum(self._sizes[s] for s in self._fds if s != self._segment) + self._at
+
+    def must_rotate(self, length: int) -> bool:
+        """Whether a payload of `length` needs a new segment first."""
+        return self._at + HEAD_LEN + length > self._segment_size
+
+    def rotate(self, state: bytes) -> None:
+        """Begin a new segment with a STATE record of payload `state`. Raises `NoSpace`."""
+        if self._segment in self._fds:
+            os.ftruncate(self._fds[self._segment], self._at)
+            self._sizes[self._segment] = self._at
+        number = self._segment + 1
+        path = self._dir / (NAME % number)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise self._no_space(exc) from exc
+        self._fds[number], self._sizes[number] = fd, 0
+        self._segment, self._at, self._allocated = number, 0, 0
+        self._host.crash_point("log.segment")
+        self._write(STATE, 0, 0, [state], spare=True)
+
+    def append(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool = True) -> int:
+        """Append one record; returns the position of its payload. Raises `NoSpace`.
+
+        `spare` False (data): the record may not use the space kept for everything else. The caller rotates
+        first when `must_rotate` says so.
+        """
+        return self._write(kind, ino, offset, pieces, spare=spare)
+
+    def _write(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool) -> int:
+        crc, length = 0, 0
+        for piece in pieces:
+            crc = crc32(piece, crc)
+            length += len(piece)
+        head = HEAD.pack(MAGIC, kind, 0, length, self._number + 1, ino, offset, crc)
+        total = HEAD_LEN + length
+        end = self._at + total
+        if end + RESERVE > self._allocated:
+            self._allocate(end, spare)
+        fd = self._fds[self._segment]
+        buffers = [head + HEAD_CRC.pack(crc32(head)), *pieces]
+        try:
+            done = os.pwritev(fd, buffers, self._at)
+            if done != total:
+                rest = memoryview(b"".join(buffers))[done:]
+                while rest:
+                    rest = rest[os.pwrite(fd, rest, end - len(rest)) :]
+        except OSError as exc:
+            raise self._no_space(exc) from exc
+        pos = self._segment << SHIFT | (self._at + HEAD_LEN)
+        self._number += 1
+        self._at = end
+        self.unsynced = True
+        return pos
+
+    def _allocate(self, end: int, spare: bool) -> None:
+        """Have space for a record that ends at `end` and RESERVE behind it."""
+        try:
+            os.posix_fallocate(self._fds[self._segment], self._allocated, end + AHEAD - self._allocated)
+            self._allocated = end + AHEAD
+            self._full = False
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            self._full = True
+            if not spare or end > self._allocated:
+                raise self._no_space(exc) from exc
+
+    def _no_space(self, exc: OSError) -> Exception:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return NoSpace(
+                f"the disk under the state directory {self._dir} is full",
+                hint=f"free space under {self._dir}; what is written goes on being sent",
+            )
+        return exc
+
+    # reading, syncing, freeing -----------------------------------------------------------------------
+    def read(self, pos: int, length: int) -> bytes:
+        """`length` payload bytes at `pos`. Any thread. Raises `IntegrityError` when they are not there."""
+        fd = self._fds.get(pos >> SHIFT)
+        data = b"" if fd is None else os.pread(fd, length, pos & OFFSET_MASK)
+        if len(data) != length:
+            raise IntegrityError(f"the log lacks {length} bytes at {pos:#x}")
+        return data
+
+    def sync(self) -> None:
+        """Make everything appended durable: before segments are freed and before a changed session is used."""
+        if not self.unsynced:
+            return
+        self._host.crash_point("log.sync")
+        for number in sorted(self._fds):
+            if number >= self._segment - 1:
+                os.fdatasync(self._fds[number])
+        fsync_dir(self._dir)
+        self.unsynced = False
+        self._host.crash_point("log.synced")
+
+    def free_before(self, pos: int) -> int:
+        """Delete the segments that lie whole before `pos`; returns how many. Syncs first: the answers that
+        make them unneeded are in later segments."""
+        old = [s for s in self._fds if s < pos >> SHIFT and s != self._segment]
+        if old:
+            self.sync()
+        for number in sorted(old):
+            self._host.crash_point("log.free")
+            os.close(self._fds.pop(number))
+            del self._sizes[number]
+            (self._dir / (NAME % number)).unlink()
+            self._host.crash_point("log.freed")
+        return len(old)
+
+    def close(self) -> None:
+        """Close the files and give back the space allocated ahead."""
+        if self._segment in self._fds:
+            os.ftruncate(self._fds[self._segment], self._at)
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def abandon(self) -> None:
+        """Close the files as a killed process would leave them."""
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def erase(self) -> None:
+        """Delete every segment, newest first, so that a crash meanwhile leaves a log that can be replayed
+        from its start. Only when the server has everything."""
+        numbers = sorted(self._fds, reverse=True)
+        self.abandon()
+        for number in numbers:
+            self._host.crash_point("log.erase")
+            (self._dir / (NAME % number)).unlink()
+        fsync_dir(self._dir)
+        self._host.crash_point("log.erased")
