@@ -24,14 +24,22 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def write_durable(host: Host, path: Path, data: bytes | list[bytes], what: str, *, mode: int = 0o600) -> None:
+def write_durable(
+    host: Host,
+    path: Path,
+    data: bytes | list[bytes],
+    what: str,
+    *,
+    mode: int = 0o600,
+    scratch: Path | None = None,
+) -> None:
     """Replace `path` with `data`, whole or not at all, durable on return.
 
     Raises `NoSpace` naming the directory when its disk is full, else the OSError. `what` names the crash
-    points.
+    points. The temporary file lies in `scratch`, a directory of the same filesystem, or else beside `path`.
     """
     pieces = [data] if isinstance(data, bytes) else data
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{host.token_bytes(4).hex()}.tmp")
+    temporary = (scratch or path.parent) / (f".{path.name}.{os.getpid()}.{host.token_bytes(4).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:

@@ -1,0 +1,142 @@
+"""Objects as files of a directory. Crash points `pack.*` as in `fsd.host.files`, `pack.deleted`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from fsd.blobs.store import Listed, check_key
+from fsd.host.files import fsync_dir, write_durable
+from fsd.host.seam import Host
+from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
+
+_SCRATCH: Final = ".unfinished"
+_SCRATCH_KEEP_S: Final = 3600  # an upload takes seconds; older files are left over from a crash
+
+
+class DirectoryStore:
+    """`BlobStore` in `path`, which may be shared by several servers of one database.
+
+    Unfinished objects lie in a directory of their own, which `list` never enters; those of crashed servers
+    are removed at the next start.
+    """
+
+    def __init__(self, path: Path, host: Host) -> None:
+        self._root = path
+        self._host = host
+        self._scratch = path / _SCRATCH
+        try:
+            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._clean()
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        path = self._path(key)
+        try:
+            self._make_parents(path.parent)
+            write_durable(self._host, path, list(pieces), "pack", scratch=self._scratch)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = _pread_all(fd, offset, length)
+            finally:
+                os.close(fd)
+        except FileNotFoundError as exc:
+            raise NotFound(f"no object {key}") from exc
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        if len(data) != length:
+            raise IntegrityError(f"object {key} ends before byte {offset + length}")
+        return data
+
+    def head(self, key: str) -> int | None:
+        try:
+            return os.stat(self._path(key)).st_size
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        # Only the directory the prefix reaches into is walked: listing one filesystem does not pass others.
+        above = prefix.rpartition("/")[0]
+        start = self._root / check_key(above) if above else self._root
+        for top, directories, names in os.walk(start, onerror=self._raise_failed):
+            directories[:] = [name for name in directories if not name.startswith(".")]
+            inside = os.path.relpath(top, self._root)
+            for name in names:
+                key = name if inside == "." else f"{inside}/{name}"
+                if not key.startswith(prefix) or name.startswith("."):
+                    continue
+                try:
+                    found = os.stat(os.path.join(top, name))
+                except FileNotFoundError:  # deleted since
+                    continue
+                yield Listed(key, found.st_size, int(found.st_mtime))
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        # Not synced: an object that comes back after a crash is unreferenced, and swept again.
+        self._host.crash_point("pack.deleted")
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _make_parents(self, path: Path) -> None:
+        """Make `path` with durable entries up to the root."""
+        if path.is_dir():
+            return
+        self._make_parents(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        fsync_dir(path.parent)
+
+    def _clean(self) -> None:
+        before = self._host.wall_ns() / 1e9 - _SCRATCH_KEEP_S
+        with os.scandir(self._scratch) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                try:
+                    if entry.stat(follow_symlinks=False).st_mtime < before:
+                        path.unlink(missing_ok=True)
+                except FileNotFoundError:  # another server of this store was quicker
+                    continue
+
+    def _raise_failed(self, exc: OSError) -> None:
+        if not isinstance(exc, FileNotFoundError):
+            raise self._failed(exc) from exc
+
+    def _failed(self, exc: OSError) -> FsdError:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace(f"the disk under {self._root} is full", hint=f"free space under {self._root}")
+        reason = errno.errorcode.get(exc.errno or 0, "error")
+        return Unavailable(
+            f"the object directory {self._root} failed: {exc.strerror} ({reason})",
+            hint="look at the disk, the path and its permissions",
+        )
+
+
+def _pread_all(fd: int, offset: int, length: int) -> bytes:
+    """Up to `length` bytes; fewer only at the end of the file."""
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    pieces = [data]
+    have = len(data)
+    while have < length and pieces[-1]:
+        pieces.append(os.pread(fd, length - have, offset + have))
+        have += len(pieces[-1])
+    return b"".join(pieces)

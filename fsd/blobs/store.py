@@ -1,0 +1,56 @@
+"""`BlobStore`: what the service needs of an object store, and the rule for keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+from fsd.model.errors import UsageError
+
+_KEY: Final = re.compile(r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$")
+KEY_MAX: Final = 512
+
+
+class Listed(NamedTuple):
+    """An object as `list` tells it: `mtime` in whole seconds by the store's clock."""
+
+    key: str
+    size: int
+    mtime: int
+
+
+class BlobStore(Protocol):
+    """Objects that are written whole and never change. Blocking; any thread.
+
+    Keys are `name/name/…` of letters, digits, `_ . -`, no name beginning with a dot. Every method raises
+    `Unavailable` when the store cannot be reached and `NoSpace` when it is full.
+    """
+
+    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        """Store the pieces as one object, durable on return, all or nothing. Putting a key again replaces
+        the object in one step."""
+        ...
+
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`. Raises `NotFound`, or `IntegrityError` when the object is shorter."""
+        ...
+
+    def head(self, key: str) -> int | None:
+        """The size, None when there is no such object."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """Every object whose key begins with `prefix`, in no certain order. Unfinished ones do not appear."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object; none there is no error."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """`key`; raises `UsageError` for one that is none."""
+    if len(key) > KEY_MAX or not _KEY.match(key):
+        raise UsageError(f"{key!r} is no object key")
+    return key

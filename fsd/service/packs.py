@@ -1,0 +1,307 @@
+"""Packs: how blobs come into the store and out of it.
+
+All blobs of one upload are one pack, one durable write. The pack's bytes are a frame (`fsd.wire.frame`), so
+its header is its own index. A small pack lives in its database row, and then the whole upload costs no write
+of its own; a larger one is the object `packs/<filesystem>/<pack number, 16 hex digits>`, durable before any
+row names it (invariant 1, *blob before name*). A pack belongs to the filesystem that wrote it.
+
+Numbers of packs name objects, so they are never used again: they are reserved in ranges, and what is left of
+a range when the server stops is lost. Crash points: those of the store (`pack.*`) and of the database.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fsd.blobs.store import BlobStore
+from fsd.host.seam import Host
+from fsd.meta.database import Database, Tx, take_numbers
+from fsd.meta.sql import chunks, in_list
+from fsd.model.errors import IntegrityError, NotFound, TooLarge
+from fsd.model.limits import KIB, PACK_INLINE_MAX, UPLOAD_BLOBS_MAX, UPLOAD_MAX
+from fsd.wire.frame import Blob, open_blob, pack_pieces
+
+_PACK_FORMAT: Final = 1
+_NUMBERS: Final = 1024  # pack numbers reserved at a time
+_GAP: Final = 64 * KIB  # unwanted bytes between two blobs of a pack that are cheaper read than skipped
+
+
+class Location(NamedTuple):
+    """Where a blob is: its row, the name of the filesystem that wrote the pack, and the bytes themselves
+    when the pack is inline."""
+
+    hash: bytes
+    pack: int
+    owner: str
+    off: int
+    raw_len: int
+    stored_len: int
+    codec: int
+    data: bytes | None
+
+
+class _Made(NamedTuple):
+    """A pack ready for its rows. `data` None: it is an object already."""
+
+    number: int
+    size: int
+    data: bytes | None
+    rows: list[tuple[bytes, int, int, int, int]]  # hash, off, raw_len, stored_len, codec
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Verified blobs on their way into the store: what `insert` needs. `known` were stored already when
+    `prepare` looked; their bytes are kept, in case they are swept in between."""
+
+    fs: int
+    made: _Made | None
+    known: dict[bytes, Blob]
+
+    @property
+    def hashes(self) -> set[bytes]:
+        new = {row[0] for row in self.made.rows} if self.made else set()
+        return new | self.known.keys()
+
+
+def object_key(fs_name: str, pack: int) -> str:
+    return f"packs/{fs_name}/{pack:016x}"
+
+
+class Packs:
+    """The store of one server. Any thread; methods that take a `tx` belong into a `Database` function."""
+
+    def __init__(self, db: Database, store: BlobStore, host: Host) -> None:
+        self._db = db
+        self._store = store
+        self._host = host
+        self._mutex = threading.Lock()
+        self._next = 0
+        self._end = 0
+
+    def prepare(self, fs: int, fs_name: str, blobs: Sequence[Blob]) -> Prepared:
+        """Verify `blobs` (the same one twice counts once), leave out those stored already, and write the
+        pack's object unless it is small. Nothing names it yet. Raises `IntegrityError`, `TooLarge`, and what
+        the store raises."""
+        if len(blobs) > UPLOAD_BLOBS_MAX:
+            raise TooLarge(f"{len(blobs)} blobs in one upload, at most {UPLOAD_BLOBS_MAX}")
+        if sum(len(blob.stored) for blob in blobs) > UPLOAD_MAX:
+            raise TooLarge(f"more than {UPLOAD_MAX} bytes of blobs in one upload")
+        given: dict[bytes, Blob] = {}
+        for blob in blobs:
+            if blob.hash not in given:
+                open_blob(blob)
+                given[blob.hash] = blob
+        # Only an upload worth an object asks first; a small one finds out in its own transaction.
+        known: set[bytes] = set()
+        if sum(len(blob.stored) for blob in given.values()) > PACK_INLINE_MAX:
+            known = self._db.read(lambda tx: _stored(tx, fs, list(given)))
+        new = [blob for digest, blob in given.items() if digest not in known]
+        made = self._make(fs_name, new) if new else None
+        return Prepared(fs, made, {digest: given[digest] for digest in known})
+
+    def _make(self, fs_name: str, blobs: list[Blob]) -> _Made:
+        number = self._number()
+        pieces, made = _frame(fs_name, number, blobs)
+        if sum(len(blob.stored) for blob in blobs) <= PACK_INLINE_MAX:
+            return made._replace(data=b"".join(pieces))
+        self._store.put(object_key(fs_name, number), pieces)
+        return made
+
+    def _number(self) -> int:
+        with self._mutex:
+            if self._next >= self._end:
+                self._next = self._db.write(lambda tx: take_numbers(tx, "pack", _NUMBERS))
+                self._end = self._next + _NUMBERS
+            self._next += 1
+            return self._next - 1
+
+    def insert(self, tx: Tx, prepared: Prepared) -> None:
+        """Write the rows of `prepared`: afterwards all its blobs are stored. Counts begin at 0."""
+        fs, now = prepared.fs, self._host.wall_ns()
+        if prepared.made is not None:
+            self._insert_pack(tx, fs, prepared.made, now)
+        if prepared.known:
+            gone = self.missing(tx, fs, set(prepared.known))
+            if gone:  # swept between prepare and here; the row takes their bytes whatever their size
+                number = take_numbers(tx, "pack", 1)
+                pieces, made = _frame("", number, [prepared.known[digest] for digest in gone])
+                self._insert_pack(tx, fs, made._replace(data=b"".join(pieces)), now)
+
+    @staticmethod
+    def _insert_pack(tx: Tx, fs: int, made: _Made, now: int) -> None:
+        if made.data is not None:
+            # Where all of an inline pack is known already, not even its bytes are kept.
+            stored = _stored(tx, fs, [row[0] for row in made.rows])
+            if len(stored) == len(made.rows):
+                _refresh(tx, fs, stored, now)
+                return
+        tx.execute(
+            "INSERT INTO pack (id, fs, size, data, created) VALUES (?,?,?,?,?)",
+            (made.number, fs, made.size, made.data, now),
+        )
+        # By hash, as everything that touches several blobs, so that transactions never wait in a circle. One
+        # stored meanwhile by somebody else stays where it is; its place in this pack is swept.
+        tx.many(
+            "INSERT INTO blob (fs, hash, pack, off, raw_len, stored_len, codec, refs, fresh)"
+            " VALUES (?,?,?,?,?,?,?,0,?) ON CONFLICT (fs, hash) DO UPDATE SET fresh=excluded.fresh",
+            [
+                (fs, digest, made.number, off, raw, stored_len, codec, now)
+                for digest, off, raw, stored_len, codec in sorted(made.rows)
+            ],
+        )
+
+    def store(self, fs: int, fs_name: str, blobs: Sequence[Blob]) -> None:
+        """All of `blobs` are durably stored when this returns."""
+        prepared = self.prepare(fs, fs_name, blobs)
+
+        def insert(tx: Tx) -> None:
+            tx.lock_fs(fs)
+            self.insert(tx, prepared)
+
+        self._db.write(insert)
+
+    def missing(self, tx: Tx, fs: int, hashes: set[bytes]) -> list[bytes]:
+        """Those of `hashes` that are not stored, in order. The others count as fresh from now on, so that no
+        sweep takes them before the answer was used (invariant 5)."""
+        stored = _refresh(tx, fs, hashes, self._host.wall_ns())
+        return sorted(hashes - stored)
+
+    def adjust(self, tx: Tx, fs: int, deltas: dict[bytes, int]) -> None:
+        """Change the reference counts of stored blobs, in order of hash (invariant 3, *counted*)."""
+        now = self._host.wall_ns()
+        tx.many(
+            "UPDATE blob SET refs=refs+?, fresh=? WHERE fs=? AND hash=?",
+            [(deltas[digest], now, fs, digest) for digest in sorted(deltas) if deltas[digest]],
+        )
+
+    def read(self, fs: int, hashes: Sequence[bytes]) -> dict[bytes, Blob]:
+        """The blobs of `hashes` that are stored, in stored form: the reader verifies them (`open_blob`).
+        Raises `IntegrityError` when a pack is lost or short."""
+        return self._fetch(fs, self._locate(fs, hashes))
+
+    def read_some(
+        self, fs: int, hashes: Sequence[bytes], max_bytes: int
+    ) -> tuple[dict[bytes, Blob], list[bytes]]:
+        """As many of the first of `hashes` as fit into `max_bytes`, at least one, and which of all are
+        absent. The rest is to be asked for again."""
+        found = {location.hash: location for location in self._locate(fs, hashes)}
+        chosen: list[Location] = []
+        total = 0
+        for digest in dict.fromkeys(hashes):
+            location = found.get(digest)
+            if location is None:
+                continue
+            total += location.stored_len
+            if chosen and total > max_bytes:
+                break
+            chosen.append(location)
+        absent = [digest for digest in dict.fromkeys(hashes) if digest not in found]
+        return self._fetch(fs, chosen), absent
+
+    def _locate(self, fs: int, hashes: Sequence[bytes]) -> list[Location]:
+        wanted = list(dict.fromkeys(hashes))
+        return self._db.read(lambda tx: _locations(tx, fs, wanted)) if wanted else []
+
+    def _fetch(self, fs: int, locations: list[Location]) -> dict[bytes, Blob]:
+        blobs, moved = self._fetch_all(locations)
+        if moved:
+            # A pack that has gone since was rewritten, or its blobs swept: look once more where they are now.
+            again, lost = self._fetch_all(self._locate(fs, [location.hash for location in moved]))
+            if lost:
+                raise IntegrityError(f"pack {lost[0].pack:016x} of {lost[0].owner} is lost")
+            blobs |= again
+        return blobs
+
+    def _fetch_all(self, locations: list[Location]) -> tuple[dict[bytes, Blob], list[Location]]:
+        """The blobs at `locations`, and those whose pack is not where its row says."""
+        blobs = {one.hash: _blob(one, one.data) for one in locations if one.data is not None}
+        packs: dict[int, list[Location]] = defaultdict(list)
+        for one in locations:
+            if one.data is None:
+                packs[one.pack].append(one)
+        moved: list[Location] = []
+        for pack, group in packs.items():
+            try:
+                for run in _runs(sorted(group, key=lambda location: location.off)):
+                    start = run[0].off
+                    length = run[-1].off + run[-1].stored_len - start
+                    data = self._store.get(object_key(run[0].owner, pack), start, length)
+                    for one in run:
+                        at = one.off - start
+                        blobs[one.hash] = _blob(one, data[at : at + one.stored_len])
+            except NotFound:
+                moved += group
+        return blobs, moved
+
+
+def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes], _Made]:
+    """The pieces of a pack and what its rows say (as of an object)."""
+    pieces = pack_pieces({"v": _PACK_FORMAT, "fs": fs_name, "pack": number}, blobs)
+    off = len(pieces[0])
+    rows = []
+    for blob in blobs:
+        rows.append((blob.hash, off, blob.raw_len, len(blob.stored), blob.codec))
+        off += len(blob.stored)
+    return pieces, _Made(number, off, None, rows)
+
+
+def _blob(location: Location, stored: bytes) -> Blob:
+    if len(stored) != location.stored_len:
+        raise IntegrityError(f"pack {location.pack:016x} ends inside blob {location.hash.hex()}")
+    return Blob(location.hash, location.codec, location.raw_len, stored)
+
+
+def _runs(group: list[Location]) -> list[list[Location]]:
+    """`group`, in order of offset, cut where the gap to the next blob is worth a read of its own."""
+    runs = [[group[0]]]
+    for one in group[1:]:
+        last = runs[-1][-1]
+        if one.off - (last.off + last.stored_len) > _GAP:
+            runs.append([one])
+        else:
+            runs[-1].append(one)
+    return runs
+
+
+def _stored(tx: Tx, fs: int, hashes: Sequence[bytes]) -> set[bytes]:
+    found: set[bytes] = set()
+    for some in chunks(hashes):
+        marks, params = in_list(some)
+        found |= {
+            row[0] for row in tx.all(f"SELECT hash FROM blob WHERE fs=? AND hash IN {marks}", [fs, *params])
+        }
+    return found
+
+
+def _refresh(tx: Tx, fs: int, hashes: set[bytes], now: int) -> set[bytes]:
+    """Mark stored ones of `hashes` as used now; which those are."""
+    found: set[bytes] = set()
+    for some in chunks(sorted(hashes)):
+        marks, params = in_list(some)
+        rows = tx.all(
+            f"UPDATE blob SET fresh=? WHERE fs=? AND hash IN {marks} RETURNING hash", [now, fs, *params]
+        )
+        found |= {row[0] for row in rows}
+    return found
+
+
+def _locations(tx: Tx, fs: int, hashes: Sequence[bytes]) -> list[Location]:
+    found: list[Location] = []
+    for some in chunks(hashes):
+        marks, params = in_list(some)
+        found += [
+            Location._make(row)
+            for row in tx.all(
+                "SELECT b.hash, b.pack, f.name, b.off, b.raw_len, b.stored_len, b.codec,"
+                " substr(p.data, CAST(b.off+1 AS INTEGER), CAST(b.stored_len AS INTEGER)) FROM blob b"
+                " CROSS JOIN pack p CROSS JOIN fs f"
+                f" WHERE b.fs=? AND b.hash IN {marks} AND p.id=b.pack AND f.id=p.fs",
+                [fs, *params],
+            )
+        ]
+    return found
