@@ -1,0 +1,10 @@
+"""`python -m fsd`."""
+
+from __future__ import annotations
+
+import sys
+
+from fsd.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""`--dry-run`: what a command would send, checked as far as that needs no change.
+
+The plan is the row's; the checks are done for real: arguments, identity, and whether the server accepts it.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+from fsd.cli.context import Context
+from fsd.cli.output import Document
+from fsd.model.errors import FsdError
+
+HIDDEN = {
+    "help", "version", "output", "query", "region", "endpoint", "insecure", "debug", "profile", "dry_run", "yes",
+    "fs_token", "token_file", "admin_key_file", "file_system_id",
+}  # fmt: skip
+
+
+class _Fields(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return f"<{key.replace('_', '-')}>"
+
+
+def envelope(context: Context) -> Document:
+    """The plan as a document; the first failed check becomes the command's error."""
+    row, args = context.command, context.args
+    fields = _Fields({k: v for k, v in vars(args).items() if v not in (None, [], "")})
+    checks = [{"name": "arguments", "status": "ok", "message": "the command line is complete"}]
+    error: FsdError | None = None
+    try:
+        identity = _identify(context)
+        if identity:
+            fields["fs"] = fields["file_system_id"] = identity
+            checks.append({"name": "identity", "status": "ok", "message": identity})
+    except FsdError as exc:
+        error = exc
+        checks.append({"name": "identity", "status": "failed", "message": context.redact(exc.message)})
+    method, path, description = row.plan
+    formatter = string.Formatter()
+    return Document(
+        {
+            "dry_run": True,
+            "command": "fsd " + " ".join(context.words),
+            "operation": row.words_of_operation(),
+            "would_send_request": method != "-" and error is None,
+            "request": {
+                "method": method,
+                "path": formatter.vformat(path, (), fields),
+                "description": formatter.vformat(description, (), fields),
+                "body": {
+                    k: v for k, v in vars(args).items() if k not in HIDDEN and v not in (None, [], False)
+                },
+            },
+            "checks": checks,
+        },
+        error=error,
+    )
+
+
+def _identify(context: Context) -> str:
+    """Who would be asked about what; raises what the command itself would."""
+    needs = context.command.identity
+    if needs == "":
+        return ""
+    if needs == "token":
+        return context.data().file_system_id
+    if needs == "either":
+        return context.file_system_id()
+    context.admin()
+    if any(f.dest == "file_system_id" for f in context.command.flags):
+        return context.file_system_id()
+    return "admin key"

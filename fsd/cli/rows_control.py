@@ -1,0 +1,139 @@
+"""Rows: the server, filesystems, tokens, and what belongs to no other group."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fsd.cli import values
+from fsd.cli.table import YES, Command, flag, operand, switch
+
+STORED: Final = "fsd stores no credentials on disk; keep the token in FSD_TOKEN or a secret manager"
+FS_OPERAND: Final = flag("--file-system-id", "id of the filesystem", metavar="FS", position=0)
+FS_NAMED: Final = flag("--file-system-id", "id of the filesystem; else FSD_FILE_SYSTEM_ID, else the token's")
+TOKEN_ID: Final = flag("--token-id", "id of the token", metavar="TOKEN-ID", required=True, position=0)
+STORE: Final = (
+    switch("--store-locally", "", refuse=STORED, only="long"),
+    switch("--replace", "", refuse=STORED, only="long"),
+)
+GROUP = "Server and filesystems"
+
+ROWS: Final = (
+    Command(
+        ("serve",), (), GROUP, "run the server",
+        "fsd serve --data-dir /var/lib/fsd --listen 127.0.0.1:8420",
+        "do_serve:serve", identity="",
+        flags=(
+            flag("--data-dir", "where everything is kept; made if absent", metavar="DIR", required=True),
+            flag("--listen", "address; port 0 picks a free one", values.listen, metavar="HOST:PORT",
+                 default=("127.0.0.1", 8420)),
+            flag("--public-url", "URL the tokens name (default: http:// + the listen address)", metavar="URL"),
+            flag("--database", "postgresql://… instead of SQLite in the data directory", metavar="URL"),
+            flag("--blobs", "s3://BUCKET/PREFIX instead of packs in the data directory", metavar="URL"),
+            flag("--admin-key-file", "file with the admin key (default: DIR/admin.key, made at first start)",
+                 metavar="FILE"),
+            flag("--tls-cert", "certificate chain (PEM)", metavar="FILE"),
+            flag("--tls-key", "private key (PEM)", metavar="FILE"),
+            switch("--behind-proxy", "a proxy in front does TLS: allow another address than loopback"),
+            switch("--test-clock", "for tests: the clock can be moved over HTTP"),
+            switch("--metrics", "accepted: /metrics is always there"),
+        ),
+    ),
+    Command(
+        ("create",), ("fs", "create-file-system"), GROUP, "make a filesystem; prints its token once",
+        'export FSD_TOKEN="$(fsd create --wait --query fs_token --output text)"',
+        "do_control:create", identity="admin", changes=True,
+        plan=("POST", "/v1/file-systems", "make a filesystem and its first owner token"),
+        flags=(
+            flag("--display-name", "a name for people", metavar="NAME"),
+            flag("--label", "label", values.pair, metavar="K=V", many=True),
+            switch("--wait", "return when its root can be read (within 10 minutes)"),
+            flag("--quota", "", metavar="SIZE", refuse="quotas come with a later release"),
+        ),
+    ),
+    Command(
+        ("list",), ("fs", "list-file-systems"), GROUP, "list filesystems",
+        "fsd list --label team=a", "do_control:list_all", identity="admin",
+        flags=(
+            flag("--display-name", "only those whose name holds this", metavar="TEXT"),
+            flag("--label", "only those with this label", values.pair, metavar="K=V"),
+        ),
+    ),
+    Command(
+        ("describe",), ("fs", "describe-file-system"), GROUP, "show one filesystem",
+        "fsd describe fs_aaaaaaaaaaaaaaaaaaaa", "do_control:describe", identity="either",
+        flags=(FS_OPERAND,),
+    ),
+    Command(
+        ("check",), ("fs", "check-file-system"), GROUP,
+        "check configuration, token, server and root of a filesystem",
+        "fsd check", "do_control:check", identity="either", flags=(FS_OPERAND,),
+    ),
+    Command(
+        ("delete",), ("fs", "delete-file-system"), GROUP, "delete a filesystem with all its files and journals",
+        "fsd delete fs_aaaaaaaaaaaaaaaaaaaa --yes", "do_control:delete", identity="admin", changes=True,
+        plan=("DELETE", "/v1/file-systems/{file_system_id}", "delete the filesystem"),
+        flags=(
+            flag("--file-system-id", "id of the filesystem", metavar="FS", position=0, required=True),
+            YES,
+        ),
+    ),
+    Command(
+        ("token", "create"), ("fs", "generate-file-system-token"), GROUP, "make a further owner token",
+        "fsd token create fs_aaaaaaaaaaaaaaaaaaaa --token-name ci --ttl 30d",
+        "do_control:token_create", identity="admin", changes=True,
+        plan=("POST", "/v1/file-systems/{file_system_id}/tokens", "make an owner token"),
+        flags=(
+            FS_OPERAND,
+            flag("--token-name", "label of the token", metavar="NAME"),
+            flag("--ttl", "how long it holds", values.positive_duration, metavar="DURATION"),
+            switch("--no-expiration", "it holds until it is deleted (the default of the short spelling)"),
+            *STORE,
+        ),
+    ),
+    Command(
+        ("token", "list"), ("fs", "list-file-system-tokens"), GROUP, "list tokens (never their secrets)",
+        "fsd token list fs_aaaaaaaaaaaaaaaaaaaa", "do_control:token_list", identity="admin",
+        flags=(
+            FS_OPERAND,
+            switch("--include-expired", "expired ones too"),
+            flag("--offset", "skip so many", values.integer(), metavar="N", default=0),
+            flag("--limit", "at most so many", values.integer(1, 200), metavar="N"),
+        ),
+    ),
+    *(
+        Command(
+            ("token", verb), ("fs", f"{verb}-file-system-token"), GROUP, f"{verb} a token; holds at once",
+            f"fsd token {verb} TOKEN-ID --file-system-id fs_aaaaaaaaaaaaaaaaaaaa",
+            f"do_control:token_{verb}", identity="admin", changes=True,
+            plan=(method, "/v1/file-systems/{file_system_id}/tokens/{token_id}" + tail, f"{verb} the token"),
+            flags=(TOKEN_ID, FS_NAMED, *more),
+        )
+        for verb, method, tail, more in (
+            ("disable", "POST", "/disable", ()),
+            ("enable", "POST", "/enable", ()),
+            ("delete", "DELETE", "", (YES,)),
+        )
+    ),
+    Command(
+        ("token", "rotate"), (), GROUP, "make a new owner token, then delete the old one",
+        "fsd token rotate TOKEN-ID --file-system-id fs_aaaaaaaaaaaaaaaaaaaa --ttl 30d",
+        "do_control:token_rotate", identity="admin", changes=True,
+        plan=("POST", "/v1/file-systems/{file_system_id}/tokens", "make a token, delete {token_id}"),
+        flags=(
+            TOKEN_ID, FS_NAMED,
+            flag("--ttl", "how long the new one holds", values.positive_duration, metavar="DURATION"),
+            YES,
+        ),
+    ),
+    Command(
+        ("doctor",), (), "Other", "say what works here: mounting, server, token, clock, left-overs",
+        "fsd doctor", "do_doctor:doctor", identity="token",
+        flags=(flag("--state-dir", "root of the mounts' state", metavar="DIR"),),
+    ),
+    Command(
+        ("completion",), (), "Other", "print a completion script for a shell",
+        'eval "$(fsd completion bash)"', "do_completion:completion", identity="", raw=True,
+        flags=(operand("shell", "bash, zsh or fish", values.one_of("bash", "zsh", "fish"), required=True,
+                       position=0),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,68 @@
+"""Rows that are refused, with the reason, and the two that have nothing to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fsd.cli.rows_control import STORED
+from fsd.cli.rows_files import LAYERS
+from fsd.cli.table import Command, Words, flag
+
+GROUP: Final = "Later"
+CHECKPOINTS: Final = "checkpoints come with a later release"
+SCOPES: Final = "scoped tokens come with a later release; `fsd token create` makes owner tokens"
+
+
+def _row(reason: str, short: str = "", long: str = "", alias: str = "") -> Command:
+    aliases: tuple[Words, ...] = (tuple(alias.split()),) if alias else ()
+    return Command(
+        tuple(short.split()), tuple(long.split()), GROUP, "not available", "fsd --help", identity="",
+        refuse=reason, aliases=aliases,
+    )  # fmt: skip
+
+
+def _nothing(long: str, word: str) -> Command:
+    return Command(
+        (), ("fs", long), "Files", f"answers that there is nothing to {word}: everything is remote",
+        "fsd --help", f"do_files:nothing_to_{word}", changes=True,
+        plan=("-", "-", f"nothing to {word}"),
+        flags=(
+            flag("--mount-path", "accepted", metavar="DIR"),
+            flag("--archive-path", "accepted", metavar="PATH"),
+            flag("--pack-path", "accepted", metavar="PATH", many=True),
+        ),
+    )  # fmt: skip
+
+
+ROWS: Final = (
+    _nothing("pack-file-system", "pack"),
+    _nothing("unpack-file-system", "unpack"),
+    *(
+        _row(CHECKPOINTS, f"checkpoint {verb}")
+        for verb in (
+            "create", "list", "show", "diff", "mount", "restore", "export", "cat", "delete", "prune", "sweep",
+            "capture",
+        )
+    ),
+    _row("forks come with a later release", "fork"),
+    _row("merges come with a later release", "merge"),
+    _row("versions of a file come with a later release", "history"),
+    _row("what automatic checkpoints hold comes with a later release", "undelete"),
+    _row("leases come with a later release", "lock"),
+    _row("searching in content comes with a later release; mount it and use grep", "grep",
+         "fs search-file-content", "fs grep"),
+    _row("the audit command comes with a later release", "audit"),
+    _row("statistics come with a later release; the server has /metrics", "stats"),
+    _row("the bench comes with a later release", "bench"),
+    _row(SCOPES, "", "fs generate-file-system-scoped-token"),
+    _row("refreshing belongs to scoped tokens, a later release; `fsd token rotate` replaces an owner token", "",
+         "fs refresh-file-system-token"),
+    _row(STORED, "", "fs import-file-system-token"),
+    *(
+        _row(LAYERS, "", f"fs {verb}")
+        for verb in (
+            "create-layer", "list-layers", "describe-layer", "diff-layer", "create-layer-checkpoint", "fork-layer",
+            "list-layer-chain", "rollback-layer", "commit-layer", "delete-layer",
+        )
+    ),
+)  # fmt: skip
