@@ -13,8 +13,8 @@ from fsd.cli.output import Document
 from fsd.model.errors import FsdError
 
 HIDDEN = {
-    "help", "version", "output", "query", "region", "endpoint", "insecure", "debug", "profile", "dry_run", "yes",
-    "fs_token", "token_file", "admin_key_file", "file_system_id",
+    "help", "version", "output", "query", "region", "endpoint", "insecure", "debug", "profile", "dry_run",
+    "yes", "fs_token", "token_file", "admin_key_file", "file_system_id",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Help of the program, of a group, of a command; and the page of all spellings.
+"""Help of the program, of a group, of a command.
 
 Short spellings are what people see; the long ones are listed by `fsd help long` and in docs/commands.md.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 
-from fsd.cli.table import COMMON, Command, Flag, Table, Words
+from fsd.cli.table import Command, Flag, Table, Words
 
 GROUPS = ("Server and filesystems", "Files", "Mounts", "Journals", "Other", "Later")
 
@@ -97,7 +97,7 @@ def command(row: Command, long: bool, words: Words) -> str:
     own = set(row.flags)
     common = [f for f in flags if f not in own and not (f.dest == "dry_run" and f.refuse)]
     lines += ["", "Common flags:", *map(_flag_line, common)]
-    example = row.example if not long else long_example(row, words)
+    example = row.example if not long else row.long_example or long_example(row, words)
     lines += ["", "Example:", *(f"  {line}" for line in example.splitlines())]
     return "\n".join(lines) + "\n"
 
@@ -126,82 +126,3 @@ SAMPLES = {
     "source_path": "/tasks/plan.md",
     "pattern": "TODO",
 }
-
-
-def page(table: Table) -> str:
-    """docs/commands.md, whole. A test compares the file with this."""
-    lines = [
-        "# Commands",
-        "",
-        "Made from the command table by `python -m fsd.cli.page`. Every command in both spellings; the long one",
-        "takes the flags and prints the fields that scripts written for `ti` expect. `fsd COMMAND --help` lists",
-        "the flags with an example.",
-        "",
-        *INTRODUCTION,
-    ]
-    for name in GROUPS:
-        rows = [r for r in table.rows if r.group == name and not r.refuse]
-        if not rows:
-            continue
-        lines += ["", f"## {name}", "", "| short | long | what it does |", "| --- | --- | --- |"]
-        for row in rows:
-            spelled = ", ".join(f"`fsd {' '.join(w)}`" for w in (row.long, *row.aliases) if w) or "-"
-            short = f"`fsd {' '.join(row.short)}`" if row.short else "-"
-            lines.append(f"| {short} | {spelled} | {row.help} |")
-    lines += ["", "## Refused rows", "", "These end with exit 2 and the reason.", ""]
-    lines += ["| command | reason |", "| --- | --- |"]
-    for row in table.rows:
-        if row.refuse:
-            spelled = ", ".join(f"`fsd {' '.join(w)}`" for w in row.spellings())
-            lines.append(f"| {spelled} | {row.refuse} |")
-    lines += ["", "## Refused flags", "", "| command | flag | reason |", "| --- | --- | --- |"]
-    for row in table.rows:
-        for f in row.flags:
-            if f.refuse and not row.refuse:
-                but = f" (accepted: {', '.join(f.accept)})" if f.accept else ""
-                lines.append(f"| `{row.name}` | `{f.names[0]}` | {f.refuse}{but} |")
-    profile = next(f for f in COMMON if f.dest == "profile")
-    lines.append(f"| all long spellings | `--profile` | {profile.refuse} (accepted: default) |")
-    return "\n".join(lines) + "\n"
-
-
-INTRODUCTION = """\
-## Output
-
-- `--output text|json`. Short spellings print text on a terminal and JSON into a pipe; long spellings print JSON
-  unless told otherwise. There is one JSON document on stdout, indented by two blanks; everything else goes to stderr.
-  Exceptions: commands that give bytes (`cat`, `cp … -`, `journal export`) and `journal follow`, which prints one JSON object a line.
-- `--query EXPR` applies JMESPath to the result with both formats. With text: a scalar is printed bare, a list of
-  scalars one a line, a list of objects as a table with sorted columns, an object as key and value, null as `null`.
-- Errors: `fsd [ERROR]: what failed` and what to do, on stderr; with JSON also a last line
-  `{"error": {"code", "message", "hint", "retryable", "request_id"}}` there.
-
-## Exit codes
-
-0 ok · 1 failed or conflict · 2 usage · 3 not authenticated · 4 not permitted · 5 not found · 6 not drained: data
-still only here · 7 busy · 130 interrupted. `fsd run` ends with the exit code of its command where all was brought back.
-
-## Remote and local names
-
-In `fsd cp` a leading `:` marks a remote path (`fsd cp plan.md :/tasks/plan.md`); `-` is stdin or stdout. In all
-other file commands paths are remote always and the colon may be left out. A local file whose name begins with `:` or
-is `-` is written `./:name`. Names are bytes: whatever the shell passes is what is stored.
-
-## Environment
-
-| variable | use |
-| --- | --- |
-| `FSD_TOKEN` (or `TI_FS_TOKEN`) | the token of a filesystem |
-| `FSD_REGION_CODE` (or `TI_REGION_CODE`) | which endpoint of the token to use |
-| `FSD_FILE_SYSTEM_ID` (or `TI_FS_FILE_SYSTEM_ID`) | which filesystem; with a token it is only checked |
-| `FSD_ENDPOINT` | URL of the server, overrides the token's |
-| `FSD_ADMIN_KEY` | admin key, for the control plane |
-| `XDG_STATE_HOME`, `XDG_RUNTIME_DIR`, `HOME`, `TMPDIR` | where mounts keep their state |
-| `FSD_CRASH=POINT[:COUNT]` | a seam for tests: the process ends as by SIGKILL when it passes that durable step for the COUNT-th time |
-
-A variable of ours that is set and not empty wins over `TI_*`; a flag wins over both.
-
-## Questions
-
-Deleting a filesystem and discarding refused changes ask on a terminal and need `--yes` elsewhere. `rm -r` and `token delete` ask on a
-terminal only. Long spellings never ask, as the scripts they are for expect.""".splitlines()

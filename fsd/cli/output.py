@@ -128,7 +128,8 @@ def lines_of(items: Iterable[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Text from elsewhere made safe for a terminal: control characters (line breaks and tabs apart) become escapes."""
+    """Text from elsewhere made safe for a terminal: control characters become escapes, line breaks and
+    tabs apart."""
     return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
 
 

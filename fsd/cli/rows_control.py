@@ -26,7 +26,8 @@ ROWS: Final = (
             flag("--data-dir", "where everything is kept; made if absent", metavar="DIR", required=True),
             flag("--listen", "address; port 0 picks a free one", values.listen, metavar="HOST:PORT",
                  default=("127.0.0.1", 8420)),
-            flag("--public-url", "URL the tokens name (default: http:// + the listen address)", metavar="URL"),
+            flag("--public-url", "URL the tokens name (default: http:// + the listen address)",
+                 metavar="URL"),
             flag("--database", "postgresql://… instead of SQLite in the data directory", metavar="URL"),
             flag("--blobs", "s3://BUCKET/PREFIX instead of packs in the data directory", metavar="URL"),
             flag("--admin-key-file", "file with the admin key (default: DIR/admin.key, made at first start)",
@@ -69,7 +70,8 @@ ROWS: Final = (
         "fsd check", "do_control:check", identity="either", flags=(FS_OPERAND,),
     ),
     Command(
-        ("delete",), ("fs", "delete-file-system"), GROUP, "delete a filesystem with all its files and journals",
+        ("delete",), ("fs", "delete-file-system"), GROUP,
+        "delete a filesystem with all its files and journals",
         "fsd delete fs_aaaaaaaaaaaaaaaaaaaa --yes", "do_control:delete", identity="admin", changes=True,
         plan=("DELETE", "/v1/file-systems/{file_system_id}", "delete the filesystem"),
         flags=(

@@ -30,13 +30,17 @@ def ends(*names: str) -> tuple[Flag, ...]:
 ROWS: Final = (
     Command(
         ("cp",), ("fs", "copy-file"), GROUP, "copy between here and there: files, trees, stdin, stdout",
-        "fsd cp plan.md :/tasks/task-42/plan.md\nfsd cp -r :/tasks/task-42 ./task-42\nprintf hi | fsd cp - :/hi",
+        "fsd cp plan.md :/tasks/task-42/plan.md\n"
+        "fsd cp -r :/tasks/task-42 ./task-42\n"
+        "printf hi | fsd cp - :/hi",
         "do_copy:copy", aliases=(("fs", "cp"),), changes=True,
+        long_example="fsd fs copy-file --from-local plan.md --to-remote /tasks/task-42/plan.md",
         plan=("PUT", "/v1/file-systems/{fs}/files/…", "copy {source} to {destination}"),
         flags=(
             operand("source", "local path, :/remote/path or -", position=0),
             operand("destination", "local path, :/remote/path or -", position=1),
-            *ends("--from-local", "--from-stdin", "--from-remote", "--to-remote", "--to-local", "--to-stdout"),
+            *ends("--from-local", "--from-stdin", "--from-remote",
+                  "--to-remote", "--to-local", "--to-stdout"),
             switch("--recursive -r", "a whole tree, in parallel"),
             switch("--resume", "skip files that are there with the same size and time"),
             switch("--overwrite", "replace what is there (also the default, as cp does)"),
@@ -45,7 +49,8 @@ ROWS: Final = (
             switch("--append", "add to the end of a remote file (from local or stdin)"),
             flag("--if-match", "replace only this revision", metavar="INO:VERSION"),
             flag("--mode", "permission bits of a new remote file", values.mode, metavar="OCTAL"),
-            flag("--tag", "tag for the remote file (user.tag.* xattr)", values.pair, metavar="K=V", many=True),
+            flag("--tag", "tag for the remote file (user.tag.* xattr)", values.pair, metavar="K=V",
+                 many=True),
             flag("--description", "kept as the tag `description`", metavar="TEXT", only="long"),
             LAYER,
         ),
@@ -123,7 +128,8 @@ ROWS: Final = (
     ),
     Command(
         (), ("fs", "create-symlink"), GROUP, "make a symlink (short: fsd ln -s)",
-        "fsd ln -s plan.md /tasks/task-42/latest", "do_files:symlink", aliases=(("fs", "symlink"),), changes=True,
+        "fsd ln -s plan.md /tasks/task-42/latest", "do_files:symlink", aliases=(("fs", "symlink"),),
+        changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "make the symlink {link_path} to {target}"),
         flags=(
             flag("--target", "what the link leads to", metavar="TARGET", required=True),
@@ -132,7 +138,8 @@ ROWS: Final = (
     ),
     Command(
         (), ("fs", "create-hardlink"), GROUP, "make a hard link (short: fsd ln)",
-        "fsd ln /tasks/a /tasks/b", "do_files:hardlink", aliases=(("fs", "hardlink"),), changes=True,
+        "fsd ln /tasks/a /tasks/b", "do_files:hardlink", aliases=(("fs", "hardlink"),),
+        changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "link {link_path} to {source_path}"),
         flags=(
             flag("--source-path", "remote file", metavar="PATH", required=True),

@@ -55,14 +55,14 @@ ROWS: Final = (
     _row("statistics come with a later release; the server has /metrics", "stats"),
     _row("the bench comes with a later release", "bench"),
     _row(SCOPES, "", "fs generate-file-system-scoped-token"),
-    _row("refreshing belongs to scoped tokens, a later release; `fsd token rotate` replaces an owner token", "",
-         "fs refresh-file-system-token"),
+    _row("refreshing belongs to scoped tokens, a later release; `fsd token rotate` replaces an owner token",
+         "", "fs refresh-file-system-token"),
     _row(STORED, "", "fs import-file-system-token"),
     *(
         _row(LAYERS, "", f"fs {verb}")
         for verb in (
-            "create-layer", "list-layers", "describe-layer", "diff-layer", "create-layer-checkpoint", "fork-layer",
-            "list-layer-chain", "rollback-layer", "commit-layer", "delete-layer",
+            "create-layer", "list-layers", "describe-layer", "diff-layer", "create-layer-checkpoint",
+            "fork-layer", "list-layer-chain", "rollback-layer", "commit-layer", "delete-layer",
         )
     ),
 )  # fmt: skip

@@ -69,6 +69,7 @@ class Command:
     raw: bool = False
     plan: tuple[str, str, str] = ("", "", "")
     refuse: str = ""
+    long_example: str = ""
 
     @property
     def name(self) -> str:
@@ -121,14 +122,16 @@ def operand(dest: str, help: str, convert: Callable[[str], Any] = values.text, *
 
 
 COMMON: Final = (
-    flag("--output", "text or json (default: text on a terminal, else json)", values.output, metavar="FORMAT"),
+    flag("--output", "text or json (default: text on a terminal, else json)", values.output,
+         metavar="FORMAT"),
     flag("--query", "JMESPath expression applied to the result", metavar="EXPR"),
     flag("--region", "region code; else FSD_REGION_CODE", metavar="CODE"),
     flag("--endpoint", "URL of the server; else FSD_ENDPOINT, else the token's", metavar="URL"),
     switch("--insecure", "allow sending a token over plain http to another machine"),
     switch("--debug", "show the traceback of an error (redacted)"),
     flag("--profile", "only `default`: nothing is stored on disk, so there are no profiles",
-         only="long", refuse="there are no profiles: fsd stores no credentials; set FSD_TOKEN and FSD_REGION_CODE",
+         only="long",
+         refuse="there are no profiles: fsd stores no credentials; set FSD_TOKEN and FSD_REGION_CODE",
          accept=("default",)),
     switch("--help -h", "this text"),
     switch("--version", "the version"),
@@ -164,7 +167,8 @@ class Table:
                 self.by_words[words] = (row, words != row.short)
 
     def find(self, argv: list[str]) -> tuple[Command, bool, Words, list[str]] | None:
-        """The row `argv` begins with (longest spelling first), whether it is the long one, its words, the rest."""
+        """The row `argv` begins with (longest spelling first), whether it is the long one, its words, the
+        rest."""
         for count in (2, 1):
             words = tuple(argv[:count])
             if len(words) == count and words in self.by_words:
