@@ -106,7 +106,7 @@ class Machine:
         self.settle()
         for parked in list(self._parked.values()):
             if parked.deadline is not None and now >= parked.deadline and not parked.woken:
-                self._wake(parked, Unavailable(f"no answer in time: {parked.want.what}"))
+                self.wake(parked, Unavailable(f"no answer in time: {parked.want.what}"))
         self.pump()
 
     def settle(self) -> None:
@@ -114,11 +114,13 @@ class Machine:
         if self._parked:
             for parked in list(self._parked.values()):
                 if parked.want.finished and not parked.woken:
-                    self._wake(parked, None)
+                    self.wake(parked, None)
 
-    def _wake(self, parked: Parked, error: BaseException | None) -> None:
-        parked.woken = True
-        parked.wake(error)
+    def wake(self, parked: Parked, error: BaseException | None) -> None:
+        """End one waiting; the first call counts."""
+        if not parked.woken:
+            parked.woken = True
+            parked.wake(error)
 
     def watch(
         self,
@@ -141,7 +143,7 @@ class Machine:
         key = self._next_key = self._next_key + 1
         self._parked[key] = parked
         if want.finished:
-            self._wake(parked, None)
+            self.wake(parked, None)
         return partial(self._parked.pop, key, None)
 
     async def wait(
@@ -173,7 +175,7 @@ class Machine:
         """End every waiting now: the connection to the kernel is gone, or the daemon is about to be."""
         for parked in list(self._parked.values()):
             if not parked.woken:
-                self._wake(parked, error)
+                self.wake(parked, error)
 
     def snapshot(self) -> list[Parked]:
         """The waiters; any thread, for looking only."""

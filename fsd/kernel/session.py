@@ -192,7 +192,7 @@ class FuseSession:
     def _run(self) -> None:
         try:
             self._loop.run(self._main)
-        except BaseException as exc:  # noqa: BLE001 - the daemon decides
+        except BaseException as exc:
             log.critical("the FUSE loop broke", exc_info=exc)
             self._died(exc if isinstance(exc, Exception) else InternalError(str(exc)))
         finally:

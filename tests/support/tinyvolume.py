@@ -1,0 +1,207 @@
+"""A volume in memory, for tests of the scheduler and the kernel layer alone.
+
+A name that begins with `slow<ms>` parks: its first lookup for that time, and every fsync of it. `boom` raises
+ValueError in lookup. Anything else behaves. Not a model of the real volume's rules.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import stat
+import time
+from typing import Any
+
+from fsd.model.errors import PosixError
+from fsd.vfs.types import Park, Pending, Want
+
+_SLOW = re.compile(rb"slow(\d+)")
+
+
+class TinyInode:
+    def __init__(self, ino: int, mode: int, uid: int, gid: int, parent: int) -> None:
+        now = time.time_ns()
+        self.ino, self.mode, self.uid, self.gid, self.parent = ino, mode, uid, gid, parent
+        self.nlink = 2 if stat.S_ISDIR(mode) else 1
+        self.size = self.rdev = 0
+        self.atime = self.mtime = self.ctime = now
+        self.stamp = 1
+        self.kernel: object = None
+        self.data = bytearray()
+        self.names: dict[bytes, int] = {}
+        self.cookies: dict[bytes, int] = {}
+        self.slow_ms = 0
+
+
+class TinyVolume:
+    root_ino = 7
+    session = 1
+    feed_seq = 0
+
+    def __init__(self) -> None:
+        self.nodes = {7: TinyInode(7, 0o40755, 0, 0, 7)}
+        self.counter = 100
+        self.handles: dict[int, int] = {}
+        self.timers: list[tuple[float, Want]] = []
+        self.known: set[tuple[int, bytes]] = set()
+        self.lookups: dict[int, int] = {}
+
+    def _fail(self, number: int, what: str = "tiny") -> None:
+        raise PosixError(number, what)
+
+    def _slow(self, ms: int, what: str) -> Want:
+        want = Want(what)
+        self.timers.append((time.monotonic() + ms / 1000, want))
+        return want
+
+    def node(self, ino: int) -> TinyInode:
+        return self.nodes[ino]
+
+    def _add(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> TinyInode:
+        directory = self.nodes[parent]
+        if name in directory.names:
+            self._fail(errno.EEXIST)
+        self.counter += 1
+        inode = TinyInode(self.counter, mode, uid, gid, parent)
+        slow = _SLOW.match(name)
+        inode.slow_ms = int(slow[1]) if slow else 0
+        self.nodes[inode.ino] = inode
+        directory.names[name] = inode.ino
+        directory.cookies[name] = inode.ino
+        self.known.add((parent, name))
+        return inode
+
+    def lookup(self, parent: int, name: bytes) -> TinyInode | None:
+        if name == b"boom":
+            raise ValueError("boom, as the test asked")
+        slow = _SLOW.match(name)
+        if slow and (parent, name) not in self.known:
+            self.known.add((parent, name))
+            raise Park(self._slow(int(slow[1]), "a slow lookup"))
+        ino = self.nodes[parent].names.get(name)
+        return None if ino is None else self.nodes[ino]
+
+    def getattr(self, ino: int) -> TinyInode:
+        return self.nodes[ino]
+
+    def setattr(self, ino: int, **changes: Any) -> TinyInode:
+        inode = self.nodes[ino]
+        if changes.get("mode") is not None:
+            inode.mode = stat.S_IFMT(inode.mode) | changes["mode"]
+        if changes.get("size") is not None:
+            size = changes["size"]
+            del inode.data[size:]
+            inode.data.extend(bytes(size - len(inode.data)))
+            inode.size = size
+        inode.stamp += 1
+        return inode
+
+    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> TinyInode:
+        return self._add(parent, name, mode, uid, gid)
+
+    def create(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
+    ) -> tuple[TinyInode, int]:
+        inode = self._add(parent, name, stat.S_IFREG | (mode & 0o7777), uid, gid)
+        return inode, self.open(inode.ino, flags)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        if self.nodes[parent].names.pop(name, None) is None:
+            self._fail(errno.ENOENT)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        self.unlink(parent, name)
+
+    def open(self, ino: int, flags: int) -> int:
+        self.counter += 1
+        self.handles[self.counter] = ino
+        return self.counter
+
+    opendir_flags = 0
+
+    def opendir(self, ino: int) -> int:
+        return self.open(ino, 0)
+
+    def read(self, fh: int, offset: int, size: int) -> bytes:
+        return bytes(self.nodes[self.handles[fh]].data[offset : offset + size])
+
+    def write(self, fh: int, offset: int, data: bytes) -> int:
+        inode = self.nodes[self.handles[fh]]
+        inode.data.extend(bytes(max(0, offset - len(inode.data))))
+        inode.data[offset : offset + len(data)] = data
+        inode.size = len(inode.data)
+        inode.mtime += 1
+        inode.stamp += 1
+        return len(data)
+
+    def flush(self, fh: int) -> None:
+        self.handles[fh]
+
+    def fsync(self, fh: int, datasync: bool) -> None:
+        ms = self.nodes[self.handles[fh]].slow_ms
+        if ms:
+            raise Park(self._slow(ms, "a slow fsync"), again=False)
+
+    def fsyncdir(self, fh: int) -> None:
+        self.handles[fh]
+
+    def release(self, fh: int) -> None:
+        del self.handles[fh]
+
+    def releasedir(self, fh: int) -> None:
+        del self.handles[fh]
+
+    def readdir(self, fh: int, cookie: int, limit: int = 1000) -> list[tuple[bytes, TinyInode, int]]:
+        directory = self.nodes[self.handles[fh]]
+        found = [
+            (name, self.nodes[ino], directory.cookies[name])
+            for name, ino in directory.names.items()
+            if directory.cookies[name] > cookie
+        ]
+        return sorted(found, key=lambda row: row[2])[:limit]
+
+    def ref(self, ino: int) -> None:
+        self.lookups[ino] = self.lookups.get(ino, 0) + 1
+
+    def forget(self, ino: int, nlookup: int) -> None:
+        self.lookups[ino] = self.lookups.get(ino, 0) - nlookup
+
+    def getxattr(self, ino: int, name: bytes) -> bytes:
+        raise PosixError(errno.ENODATA, "no such attribute")
+
+    def listxattr(self, ino: int) -> list[bytes]:
+        return []
+
+    def statfs(self) -> dict[str, int]:
+        return {"f_bsize": 4096, "f_frsize": 4096, "f_blocks": 1000, "f_bfree": 500, "f_namemax": 255}
+
+    def jobs(self) -> list[Any]:
+        return []
+
+    def finish(self, job: Any, result: object) -> None:
+        raise AssertionError("no job was given out")
+
+    def done(self, want: Want) -> bool:
+        if want.error is not None:
+            raise want.error
+        return want.finished
+
+    def tick(self, now: float) -> None:
+        for at, want in self.timers:
+            if now >= at:
+                want.end()
+        self.timers = [(at, want) for at, want in self.timers if now < at]
+
+    def next_deadline(self) -> float | None:
+        return min((at for at, _ in self.timers), default=None)
+
+    def barrier(self) -> Want:
+        want = Want("barrier")
+        want.end()
+        return want
+
+    def pending(self) -> Pending:
+        return Pending(0, 0, 0, 0.0, b"", "")
+
+    def close(self) -> None:
+        self.handles.clear()
