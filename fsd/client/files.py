@@ -171,7 +171,11 @@ class Files:
         A reply cut short is continued where it ended, as long as the file is still the same one; `Conflict`
         when it changed meanwhile.
         """
-        return Reading(self.http, self._route("files", path), path, offset, length).pieces()
+        return self.reading(path, offset=offset, length=length).pieces()
+
+    def reading(self, path: bytes, *, offset: int = 0, length: int | None = None) -> Reading:
+        """As `read`, with the revision and size it turned out to be of."""
+        return Reading(self.http, self._route("files", path), path, offset, length)
 
     # -- changing ------------------------------------------------------------------------------------
 
@@ -252,12 +256,10 @@ class Reading:
             raise UsageError("an offset or a length is not negative")
         self._http, self._route, self._path = http, route, path
         self._at, self._end = offset, None if length is None else offset + length
-        self._revision: str | None = None
-        self.size: int | None = None  # of the whole file, known after the first piece
+        self.revision: str | None = None  # both known after the first piece
+        self.size: int | None = None  # of the whole file
 
     def pieces(self) -> Iterator[bytes]:
-        if self._end == self._at:
-            return
         broken = 0
         while self._end is None or self._at < self._end:
             reply = self._http.retried(self._open)
@@ -279,12 +281,12 @@ class Reading:
         if self._at or self._end is not None:
             last = "" if self._end is None else str(self._end - 1)
             headers["Range"] = f"bytes={self._at}-{last}"
-        if self._revision is not None:
-            headers["If-Match"] = f'"{self._revision}"'
+        if self.revision is not None:
+            headers["If-Match"] = f'"{self.revision}"'
         try:
             reply = self._http.open(self._route, headers=headers)
         except Conflict as exc:
-            if self._revision is None:
+            if self.revision is None:
                 raise
             raise Conflict(
                 f"{show(self._path)} changed while it was read; what arrived is its older half",
@@ -299,10 +301,10 @@ class Reading:
         if not revision or size is None or not size.isdigit():
             reply.close()
             raise Unavailable("the answer is no file of an fsd server")
-        if self._revision is not None and self._revision != revision:
+        if self.revision is not None and self.revision != revision:
             reply.close()
             raise Conflict(f"{show(self._path)} changed while it was read", hint="read it again")
-        self._revision, self.size = revision, int(size)
+        self.revision, self.size = revision, int(size)
         self._end = self.size if self._end is None else min(self._end, self.size)
         self._at = min(self._at, self._end)
 

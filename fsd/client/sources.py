@@ -1,0 +1,209 @@
+"""Where the bytes of an upload come from, and where those of a download go: local files and streams.
+
+Errors of the local disk become `FsdError` here, so that they are never taken for the server's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Final, Protocol
+
+from fsd.client.http import Body
+from fsd.host.files import write_all
+from fsd.host.seam import Host
+from fsd.model.errors import Conflict, FsdError, NoSpace, NotFound, PosixError, UsageError
+from fsd.model.limits import MIB
+from fsd.model.names import show
+
+CHUNK: Final = MIB
+SPOOL_MAX: Final = 8 * MIB  # a stream this short is kept in memory, so that a failed upload can be repeated
+
+
+class LocalChanged(Conflict):
+    """A local file changed while it was being read; nothing was written with the mixture."""
+
+    code = "local_changed"
+
+
+def local_error(exc: OSError, path: bytes) -> FsdError:
+    """What a failed call on the local disk means for the command."""
+    number = exc.errno or errno.EIO
+    if number in (errno.ENOENT,):
+        return NotFound(f"no such local file or directory: {show(path)}")
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"the local disk is full at {show(path)}", hint="free space there")
+    return PosixError(number, f"the local {show(path)}: {os.strerror(number)}")
+
+
+@contextmanager
+def told(path: bytes) -> Iterator[None]:
+    """Turns an OSError about the local `path` into an `FsdError`."""
+    try:
+        yield
+    except OSError as exc:
+        raise local_error(exc, path) from exc
+
+
+class LocalFile:
+    """A regular local file opened for one upload: exactly the bytes it had when opened, or `LocalChanged`.
+
+    One thread. Use as a context manager.
+    """
+
+    repeatable = True
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        with told(path):
+            # O_NONBLOCK: a fifo put here meanwhile must not hang the copy.
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.stat = os.fstat(self._fd)
+        if not stat.S_ISREG(self.stat.st_mode):
+            os.close(self._fd)
+            raise UsageError(f"{show(path)} is no regular file")
+
+    def __enter__(self) -> LocalFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+
+    @property
+    def length(self) -> int | None:
+        return self.stat.st_size
+
+    def pieces(self) -> Iterator[bytes]:
+        at = 0
+        while at < self.stat.st_size:
+            with told(self.path):
+                piece = os.pread(self._fd, min(CHUNK, self.stat.st_size - at), at)
+            if not piece:
+                raise LocalChanged(f"{show(self.path)} became shorter while it was copied")
+            yield piece
+            at += len(piece)
+
+    def changed(self) -> bool:
+        """Whether the file was written since it was opened."""
+        now = os.fstat(self._fd)
+        before = self.stat
+        return (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
+            before.st_size,
+            before.st_mtime_ns,
+            before.st_ctime_ns,
+        )
+
+
+class StreamBody:
+    """A pipe or device as a body of unknown length. Up to SPOOL_MAX bytes are kept and can be repeated."""
+
+    def __init__(self, stream: BinaryIO, name: bytes = b"standard input") -> None:
+        self._stream, self._name = stream, name
+        head = bytearray()
+        ended = False
+        while len(head) < SPOOL_MAX and not ended:
+            piece = self._read(SPOOL_MAX - len(head))
+            ended = not piece
+            head += piece
+        self._head = bytes(head)
+        self.repeatable = ended
+
+    @property
+    def length(self) -> int | None:
+        return len(self._head) if self.repeatable else None
+
+    def _read(self, size: int) -> bytes:
+        with told(self._name):
+            return self._stream.read(size) or b""
+
+    def pieces(self) -> Iterator[bytes]:
+        view = memoryview(self._head)
+        for at in range(0, len(view), CHUNK):
+            yield bytes(view[at : at + CHUNK])
+        if self.repeatable:
+            return
+        self._head = b""
+        while piece := self._read(CHUNK):
+            yield piece
+
+
+class Counter(Protocol):
+    """What `Metered` and downloads report moved bytes to; may raise to end the transfer."""
+
+    def add(self, count: int) -> None: ...
+
+
+class Metered:
+    """A body whose bytes are counted as they are sent. `count(n)` is called on the sending thread."""
+
+    def __init__(self, body: Body, count: Counter) -> None:
+        self._body, self._count = body, count
+        self._sent = 0
+
+    @property
+    def length(self) -> int | None:
+        return self._body.length
+
+    @property
+    def repeatable(self) -> bool:
+        return self._body.repeatable
+
+    def pieces(self) -> Iterator[bytes]:
+        self._count.add(-self._sent)  # an earlier try is sent again from its start
+        self._sent = 0
+        for piece in self._body.pieces():
+            self._sent += len(piece)
+            self._count.add(len(piece))
+            yield piece
+
+
+class LocalTarget:
+    """A local file being replaced: a temporary beside it until `finish`, so it is old or complete.
+
+    One thread. Use as a context manager; without `finish` the temporary goes away.
+    """
+
+    def __init__(self, path: bytes, host: Host) -> None:
+        self.path = path
+        directory, name = os.path.split(path)
+        mark = host.token_bytes(6).hex().encode()
+        self._temporary = os.path.join(directory, b"." + name[:200] + b"." + mark + b".part")
+        self._done = False
+        with told(path):
+            self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def __enter__(self) -> LocalTarget:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+        if not self._done:
+            with told(self.path):
+                os.unlink(self._temporary)
+
+    def write(self, piece: bytes) -> None:
+        with told(self.path):
+            write_all(self._fd, piece)
+
+    def finish(
+        self, *, mode: int, mtime_ns: int | None, owner: tuple[int, int] | None, replace: bool
+    ) -> None:
+        """Give the file its attributes and its name. Without `replace` an existing name is a `Conflict`."""
+        with told(self.path):
+            if owner is not None:
+                os.fchown(self._fd, *owner)
+            os.fchmod(self._fd, mode)
+            if mtime_ns is not None:
+                os.utime(self._fd, ns=(mtime_ns, mtime_ns))
+            if replace:
+                os.rename(self._temporary, self.path)
+            else:
+                try:
+                    os.link(self._temporary, self.path)
+                except FileExistsError as exc:
+                    raise Conflict(f"the local {show(self.path)} exists") from exc
+                os.unlink(self._temporary)
+            self._done = True
