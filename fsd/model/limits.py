@@ -41,6 +41,7 @@ DB_QUEUE_MAX: Final = 1024  # write requests that wait; more are told to come ag
 DB_READERS_MAX: Final = 16  # connections that read at the same time
 DB_WRITERS_MAX: Final = 8  # PostgreSQL: transactions that write at the same time
 DB_WAIT: Final = 30.0  # for a free connection, or for a lock somebody else holds
+DB_RETRIES: Final = 4  # of a transaction PostgreSQL gave up (deadlock, lost connection before COMMIT)
 
 # Reads.
 LIST_PAGE_MAX: Final = 1000  # entries of a JSON page
@@ -86,6 +87,9 @@ IO_TIMEOUT: Final = 300.0
 STOP_TIMEOUT: Final = 8.0
 READY_TIMEOUT: Final = 60.0
 PARKED_MAX: Final = 1000
+CACHE_RESERVE: Final = 256 * MIB  # left free on the cache's disk, or a tenth of a smaller one
+CACHE_PAUSE: Final = 30.0  # after a full or broken disk the cache stores nothing for so long
+CACHE_TOUCH: Final = 60.0  # how exact a cached file's time of last use is
 
 # Sessions.
 SESSION_BITS: Final = 23

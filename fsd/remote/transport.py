@@ -1,8 +1,8 @@
 """HTTP/1.1 over a plain socket: one connection, one request at a time, one deadline for the whole of it.
 
 Why not `http.client`: its reads have a timeout each and none in all (a server that drips a byte a second
-holds a worker for ever), it parses headers with the e-mail package (the largest part of a small call's CPU,
-under the interpreter lock that the FUSE thread needs), and it sends a body either joined or piece by piece.
+holds a worker for ever), it sends a body either joined or piece by piece, and it parses headers with the
+e-mail package, under the interpreter lock that the FUSE thread needs: 61–70 µs CPU a small call, here 45.
 Here the request's head and the blobs go out by `sendmsg` unjoined, and a large body is received in place.
 
 Strict about answers: a status line, bounded headers, a body by Content-Length or chunked. Everything else is

@@ -1,0 +1,258 @@
+"""`BlobCache`: copies of blobs on the local disk, named by their hash. Never anything only it holds.
+
+`DIR/v1/ab/cd/<hash as hex>`; `v1` is the format. A file appears by rename, without fsync: after a power cut
+it may hold anything, so every read is verified, and what does not match is deleted and a miss. The time of a
+file is its last use (moved at most once a minute), so several mounts share one directory with no index
+and no lock between processes. The price is that the size is known by scanning: at the first store, whenever
+the bound is met, and after each eighth of the bound stored by this process. Above the bound the least
+recently used files go. Each further mount that shares the directory can exceed the bound by an eighth.
+
+A cache never fails its user: a full or broken disk makes `put` a no-op and `get` a miss, both counted, and
+`stats` tells the last reason. Some space is left free for the log, which shares the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fsd.host.files import write_all
+from fsd.host.seam import Host
+from fsd.model.limits import CACHE_PAUSE, CACHE_RESERVE, CACHE_TOUCH
+
+_TEMPORARY: Final = ".tmp"
+_STALE_NS: Final = 3600 * 10**9  # a temporary file this old belongs to nobody
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Counts since this process began; `bytes` is the size of the whole directory as last known. `skipped`
+    counts stores given up for lack of space or a broken disk, `last_error` says why."""
+
+    bytes: int
+    hits: int
+    misses: int
+    damaged: int
+    evicted: int
+    skipped: int
+    last_error: str
+
+
+class _File(NamedTuple):
+    """A cached file as a scan finds it, ordered by last use."""
+
+    used: int
+    path: str
+    size: int
+
+
+class BlobCache:
+    """Any thread. Blocks on the local disk only."""
+
+    def __init__(self, directory: Path, host: Host, max_bytes: int) -> None:
+        """`max_bytes` 0 turns it off. Makes nothing yet: a cache on a full disk must not stop a mount."""
+        self._root = os.path.join(os.fspath(directory), "v1")
+        self._host, self._max = host, max_bytes
+        self._lock = threading.Lock()  # the figures below
+        self._scanning = threading.Lock()  # one scan at a time; others go on meanwhile
+        self._total = 0
+        self._since_scan = 0
+        self._scanned = False
+        self._pause_until = 0.0
+        self._serial = 0
+        self._hits = self._misses = self._damaged = self._evicted = self._skipped = 0
+        self._last_error = ""
+
+    def get(self, digest: bytes) -> bytes | None:
+        """The verified bytes of the blob, or None."""
+        path = self._path(digest)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as exc:
+            if exc.errno != errno.ENOENT:
+                self._note(exc)
+            self._miss()
+            return None
+        try:
+            data = self._read(fd)
+        except OSError as exc:
+            self._note(exc)
+            self._miss()
+            return None
+        finally:
+            os.close(fd)
+        if hashlib.sha256(data).digest() != digest:
+            with self._lock:
+                self._damaged += 1
+            self._remove(path, len(data))
+            self._miss()
+            return None
+        with self._lock:
+            self._hits += 1
+        return data
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        """Keep a copy of verified bytes, if there is room."""
+        if not 0 < len(data) <= self._max:
+            return
+        with self._lock:
+            if self._host.monotonic() < self._pause_until:
+                self._skipped += 1
+                return
+            self._serial += 1
+            serial = self._serial
+        path = self._path(digest)
+        if os.path.exists(path):
+            return
+        try:
+            if not self._room_for(len(data)):
+                return
+            self._write(path, data, serial)
+        except OSError as exc:
+            self._give_up(exc)
+            return
+        with self._lock:
+            self._total += len(data)
+            self._since_scan += len(data)
+
+    def stats(self) -> CacheStats:
+        with self._lock:
+            return CacheStats(
+                self._total,
+                self._hits,
+                self._misses,
+                self._damaged,
+                self._evicted,
+                self._skipped,
+                self._last_error,
+            )
+
+    def _path(self, digest: bytes) -> str:
+        name = digest.hex()
+        return f"{self._root}/{name[:2]}/{name[2:4]}/{name}"
+
+    def _read(self, fd: int) -> bytes:
+        status = os.fstat(fd)
+        now = self._host.wall_ns()
+        if now - status.st_mtime_ns > CACHE_TOUCH * 1e9:
+            os.utime(fd, ns=(now, now))
+        pieces = []
+        while piece := os.read(fd, status.st_size + 1):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _write(self, path: str, data: bytes, serial: int) -> None:
+        directory = os.path.dirname(path)
+        temporary = f"{path}.{os.getpid()}.{serial}{_TEMPORARY}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            fd = os.open(temporary, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            fd = os.open(temporary, flags, 0o600)
+        try:
+            try:
+                write_all(fd, data)
+                now = self._host.wall_ns()
+                os.utime(fd, ns=(now, now))
+            finally:
+                os.close(fd)
+            os.rename(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+
+    def _room_for(self, size: int) -> bool:
+        """Whether `size` more bytes may be stored, after evicting if need be."""
+        with self._lock:
+            due = (
+                not self._scanned
+                or self._total + size > self._max
+                or self._since_scan + size > max(self._max // 8, 1)
+            )
+            first = not self._scanned
+        # Who comes while another scans goes on with the figures there are; without any it waits.
+        if due and self._scanning.acquire(blocking=first):
+            try:
+                self._scan(size)
+            finally:
+                self._scanning.release()
+        disk = os.statvfs(self._root)
+        free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        if free - size < min(CACHE_RESERVE, whole // 10):
+            self._give_up(OSError(errno.ENOSPC, "little space is left on the disk"))
+            return False
+        with self._lock:
+            return self._total + size <= self._max
+
+    def _scan(self, coming: int) -> None:
+        """Learn the true size; above the bound delete the least recently used down to seven eighths."""
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        files = sorted(self._files())
+        total = sum(one.size for one in files)
+        low = max(self._max * 7 // 8 - coming, 0)
+        gone = 0
+        if total + coming > self._max:
+            for one in files:
+                if total <= low:
+                    break
+                try:
+                    os.unlink(one.path)
+                except FileNotFoundError:
+                    pass  # another mount evicted it; it is gone either way
+                total -= one.size
+                gone += 1
+        with self._lock:
+            self._total, self._since_scan, self._scanned = total, 0, True
+            self._evicted += gone
+
+    def _files(self) -> list[_File]:
+        """Every cached file; old temporary ones are deleted on the way."""
+        found = []
+        stale = self._host.wall_ns() - _STALE_NS
+        for directory, _, names in os.walk(self._root):
+            for name in names:
+                path = f"{directory}/{name}"
+                try:
+                    status = os.lstat(path)
+                    if name.endswith(_TEMPORARY):
+                        if status.st_mtime_ns < stale:
+                            os.unlink(path)
+                        continue
+                except FileNotFoundError:
+                    continue  # another mount's eviction or rename
+                found.append(_File(status.st_mtime_ns, path, status.st_size))
+        return found
+
+    def _remove(self, path: str, size: int) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            self._note(exc)
+            return
+        with self._lock:
+            self._total = max(0, self._total - size)
+
+    def _miss(self) -> None:
+        with self._lock:
+            self._misses += 1
+
+    def _note(self, exc: OSError) -> None:
+        with self._lock:
+            self._last_error = str(exc)
+
+    def _give_up(self, exc: OSError) -> None:
+        """Store nothing for a while: a full disk is not asked at each blob."""
+        with self._lock:
+            self._skipped += 1
+            self._last_error = str(exc)
+            self._scanned = False  # the directory may have been deleted under us; a scan makes it again
+            self._pause_until = self._host.monotonic() + CACHE_PAUSE
