@@ -1,0 +1,240 @@
+"""What every route handler works with: the service, the bounded thread pools, who asks, bodies, answers.
+
+Handlers are coroutines on the event loop; whatever blocks (the service) goes through `Context.run`. Long
+polls have a small pool of their own, so that they never stand before a commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fsd.host.seam import Host
+from fsd.model.errors import NotAuthenticated, TooLarge, Unavailable, UsageError
+from fsd.model.limits import JSON_BODY_MAX, KIB, LIST_PAGE_MAX
+from fsd.server.metrics import Metrics
+from fsd.server.waiters import Waiters
+from fsd.service.access import FsRef, Grant
+from fsd.service.idempotency import Answer, Call, check_key
+from fsd.service.open import Service
+from fsd.service.tokens import no_file_system
+from fsd.wire.strictjson import loads_object
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+THREADS: Final = 24
+POLL_THREADS: Final = 4
+BODY_IDLE: Final = 60.0  # seconds without a byte of the body before the request is given up
+AUTH_AFTER_BODY: Final = 256 * KIB  # a body this small is read before its token is looked up: one hop less
+JSON_TYPE: Final = "application/json"
+
+
+@dataclass(slots=True)
+class Context:
+    """One running server. Made by `app.make_app`; reached by handlers as `context(request)`."""
+
+    service: Service
+    host: Host
+    admin_key: str
+    waiters: Waiters
+    metrics: Metrics = field(default_factory=Metrics)
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "request"))
+    polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
+
+    async def run(self, fn: Callable[[], T]) -> T:
+        """`fn()` on a worker thread, with this request's context (the test clock)."""
+        around = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self.pool, around.run, fn)
+
+    async def poll(self, fn: Callable[[], T]) -> T:
+        """As `run`, for long polls."""
+        around = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self.polls, around.run, fn)
+
+    def admin(self, request: Request) -> None:
+        """Raise `NotAuthenticated` unless the request carries the admin key."""
+        if not self.is_admin(request):
+            raise NotAuthenticated("the admin key is wrong", hint="check FSD_ADMIN_KEY or --admin-key-file")
+
+    def is_admin(self, request: Request) -> bool:
+        """Compared in constant time."""
+        return hmac.compare_digest(bearer(request).encode(), self.admin_key.encode())
+
+    def authenticate(self, request: Request) -> tuple[FsRef, Grant]:
+        """Whose token the request carries, for the filesystem in its path. Blocks: call it inside `run`."""
+        return self.service.tokens.authenticate(bearer(request), request.path_params.get("id"))
+
+    async def who(self, request: Request) -> tuple[FsRef, Grant]:
+        """`authenticate` on a worker thread."""
+        return await self.run(lambda: self.authenticate(request))
+
+    def changed(self, fs: FsRef) -> None:
+        """Tell long polls that the filesystem was committed to. Event loop's thread."""
+        self.waiters.wake(("fs", fs.id))
+
+
+def context(request: Request) -> Context:
+    made: Context = request.app.state.fsd
+    return made
+
+
+def bearer(request: Request) -> str:
+    """The secret in the Authorization header; raises `NotAuthenticated` when there is none."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not value.strip():
+        raise NotAuthenticated(
+            "no token", hint="send Authorization: Bearer …; on the command line set FSD_TOKEN"
+        )
+    return value.strip()
+
+
+def declared_length(request: Request, limit: int) -> int | None:
+    """Content-Length, None when the body is chunked; raises `TooLarge` before a byte is read."""
+    text = request.headers.get("content-length")
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise UsageError("Content-Length is no number")
+    if int(text) > limit:
+        raise TooLarge(f"a body of {text} bytes, at most {limit} on this route")
+    return int(text)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; bounded while it arrives, and in the time without progress."""
+    declared = declared_length(request, limit)
+    pieces: list[bytes] = []
+    total = 0
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_IDLE):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            break
+        except TimeoutError as exc:
+            raise Unavailable(f"no byte of the body for {BODY_IDLE:.0f} s") from exc
+        except ClientDisconnect as exc:
+            raise UsageError("the body was cut off") from exc
+        total += len(piece)
+        if total > limit:
+            raise TooLarge(f"a body of more than {limit} bytes on this route")
+        pieces.append(piece)
+    if declared is not None and total != declared:
+        raise UsageError(f"the body has {total} bytes, Content-Length says {declared}")
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def read_json(request: Request, *, exact: bool = False) -> tuple[dict[str, Any], bytes]:
+    """The body as a strict JSON object, and its bytes."""
+    raw = await read_body(request, JSON_BODY_MAX)
+    return loads_object(raw, "the body", exact=exact), raw
+
+
+def only(body: Mapping[str, Any], *names: str) -> None:
+    """Raise `UsageError` for a field the route does not know: a misspelt one must not be ignored."""
+    for name in body:
+        if name not in names:
+            raise UsageError(f"unknown field {name!r}; this route takes {', '.join(names) or 'none'}")
+
+
+def string(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{name} is not a string")
+    return value
+
+
+def whole(body: Mapping[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise UsageError(f"{name} is not a whole number")
+    return value
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UsageError(f"{name} is neither true nor false")
+    return value
+
+
+def query_int(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """A whole number of the query string, within bounds; raises `UsageError`."""
+    text = request.query_params.get(name)
+    if text is None or text == "":
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
+        raise UsageError(f"{name} is a whole number from {low} to {high}")
+    return int(text)
+
+
+def query_limit(request: Request, default: int = 100, high: int = LIST_PAGE_MAX) -> int:
+    return query_int(request, "limit", default, 1, high)
+
+
+def query_flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "")
+    if text in ("", "0", "false"):
+        return False
+    if text in ("1", "true"):
+        return True
+    raise UsageError(f"{name} is 0 or 1")
+
+
+def query_seconds(request: Request, name: str, high: float) -> float:
+    """Seconds to wait, cut to `high`; 0 when absent."""
+    text = request.query_params.get(name)
+    try:
+        value = float(text or 0)
+    except ValueError as exc:
+        raise UsageError(f"{name} is a number of seconds") from exc
+    if not value >= 0:
+        raise UsageError(f"{name} is a number of seconds, 0 or more")
+    return min(value, high)
+
+
+def idempotent_call(request: Request, who: str, body: bytes) -> Call | None:
+    """The request's `Idempotency-Key` bound to all that decides its effect; None without the header.
+
+    `who` is the admin or a token: nobody gets at another's kept answers.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    target = f"{request.method} {request.scope['path']}"
+    digest = hashlib.sha256(f"{target}?{request.url.query}\n".encode() + body).digest()
+    return Call(f"{who} {target}", check_key(key), digest)
+
+
+def to_answer(value: object, status: int = 200) -> Answer:
+    """`value` as the answer that can be kept under an idempotency key."""
+    return Answer(status, json.dumps(value, ensure_ascii=False).encode())
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(json.dumps(value, ensure_ascii=False).encode(), status, media_type=JSON_TYPE)
+
+
+def send(answer: Answer) -> Response:
+    headers = {"Idempotent-Replay": "true"} if answer.replayed else None
+    return Response(answer.body, answer.status, headers, media_type=JSON_TYPE)
+
+
+def check_fs_name(name: str) -> str:
+    """The `{id}` of a path; anything that cannot be one does not exist."""
+    if len(name) != 23 or not name.startswith("fs_"):
+        raise no_file_system(name[:64])
+    return name

@@ -1,0 +1,62 @@
+"""A route and what happens around every handler: the one error translation and the metrics' label.
+
+Each route module has `routes() -> list[RouteDef]`; `app` mounts them and `openapi` describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fsd.server.errors import answer, log, translate
+
+Handler = Callable[[Request], Awaitable[Response]]
+CUT: Final = 499  # what the metrics count for a client that went away; it is never sent
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDef:
+    """`path` in Starlette's form, for example `/v1/file-systems/{id}/stat/{path:path}`."""
+
+    method: str
+    path: str
+    handler: Handler
+
+    def mounted(self) -> Route:
+        return Route(self.path, _wrapped(self), methods=[self.method])
+
+    @property
+    def template(self) -> str:
+        """The path as people and OpenAPI write it."""
+        return self.path.replace(":path}", "}")
+
+
+def route(method: str, path: str, handler: Handler) -> RouteDef:
+    return RouteDef(method, path, handler)
+
+
+def request_id(request: Request) -> str:
+    found: str = request.scope["fsd.request_id"]
+    return found
+
+
+def _wrapped(made: RouteDef) -> Handler:
+    async def run(request: Request) -> Response:
+        request.scope["fsd.route"] = made.template
+        try:
+            return await made.handler(request)
+        except ClientDisconnect:
+            # Nobody is left to answer.
+            log.info("%s: the client went away", request_id(request))
+            return Response(status_code=CUT)
+        except Exception as exc:  # noqa: BLE001 - the boundary: every defect becomes a logged answer
+            error = translate(exc, request_id(request))
+            request.scope["fsd.error"] = error.code
+            return answer(error, request_id(request))
+
+    return run
