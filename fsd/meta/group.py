@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from fsd.meta.database import Tx
@@ -44,20 +44,22 @@ class Request:
 
 
 class Gathering:
-    """What a leader runs: its own request first, then those that `more` gives while they wait."""
+    """What a leader runs: iterating gives its own request first, then those that wait meanwhile, which are
+    then the leader's to settle. Iterating again gives the same ones first."""
 
     def __init__(self, first: Request, take: Callable[[], Request | None]) -> None:
         self.taken = [first]
         self._take = take
 
-    def more(self) -> Request | None:
-        """One more waiting request, now the leader's to settle; None when there is none, or enough."""
-        if len(self.taken) >= DB_GROUP_MAX:
-            return None
-        request = self._take()
-        if request is not None:
-            self.taken.append(request)
-        return request
+    def __iter__(self) -> Iterator[Request]:
+        at = 0
+        while at < len(self.taken):
+            yield self.taken[at]
+            at += 1
+            if at == len(self.taken) and at < DB_GROUP_MAX:
+                request = self._take()
+                if request is not None:
+                    self.taken.append(request)
 
 
 class GroupCommit:

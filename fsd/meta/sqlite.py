@@ -140,11 +140,9 @@ class SqliteDatabase:
         ended: list[tuple[Request, Any, BaseException | None]] = []
         try:
             self._conn.execute("BEGIN IMMEDIATE")
-            request: Request | None = gathering.taken[0]
-            while request is not None:
+            for request in gathering:
                 value, error = self._request(request)
                 ended.append((request, value, error))
-                request = gathering.more()
             self._host.crash_point("db.commit")
             self._conn.execute("COMMIT")
             self._host.crash_point("db.committed")
