@@ -18,13 +18,13 @@ class Run(NamedTuple):
 class Extents:
     """An ordered map of disjoint runs. Not thread-safe; snapshots (`runs`) are plain lists."""
 
-    __slots__ = ("_ends", "_pos", "_starts", "bytes")
+    __slots__ = ("_ends", "_pos", "_starts", "total")
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._pos: list[int] = []
-        self.bytes = 0
+        self.total = 0
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -38,7 +38,7 @@ class Extents:
             self._starts.append(start)
             self._ends.append(end)
             self._pos.append(pos)
-            self.bytes += end - start
+            self.total += end - start
             return
         first = bisect_right(self._ends, start)
         last = bisect_left(self._starts, end)
@@ -61,15 +61,15 @@ class Extents:
         self._starts[first:last] = starts
         self._ends[first:last] = ends
         self._pos[first:last] = positions
-        self.bytes += end - start - removed
+        self.total += end - start - removed
 
     def cut(self, size: int) -> None:
         """Forget everything at and behind `size`."""
         while self._starts and self._starts[-1] >= size:
-            self.bytes -= self._ends.pop() - self._starts.pop()
+            self.total -= self._ends.pop() - self._starts.pop()
             self._pos.pop()
         if self._starts and self._ends[-1] > size:
-            self.bytes -= self._ends[-1] - size
+            self.total -= self._ends[-1] - size
             self._ends[-1] = size
 
     def drop_before(self, pos: int) -> None:
@@ -78,7 +78,7 @@ class Extents:
         self._starts = [run.start for run in kept]
         self._ends = [run.end for run in kept]
         self._pos = [run.pos for run in kept]
-        self.bytes = sum(run.end - run.start for run in kept)
+        self.total = sum(run.end - run.start for run in kept)
 
     def runs(self, start: int, end: int) -> list[Run]:
         """The parts of runs inside [start, end), in order."""

@@ -67,7 +67,9 @@ def segment_of(pos: int) -> int:
 class Log:
     """An open log. `head` is the oldest segment kept, `tail` the position of the next record."""
 
-    def __init__(self, directory: Path, host: Host, first_segment: int, *, segment_size: int = SEGMENT) -> None:
+    def __init__(
+        self, directory: Path, host: Host, first_segment: int, *, segment_size: int = SEGMENT
+    ) -> None:
         self._dir = directory
         self._host = host
         self._segment_size = segment_size
@@ -115,6 +117,10 @@ class Log:
         """
         expected = 0
         for segment in sorted(self._fds):
+            first = self._record_at(segment, 0)
+            if first is None or (expected and first.number != expected):
+                # Left behind a hole by a power cut; what an earlier recovery appended is in a later one.
+                continue
             at = 0
             while True:
                 record = self._record_at(segment, at)
@@ -129,15 +135,6 @@ class Log:
                 self._number = record.number
                 yield record
                 at = after
-            if segment != max(self._fds) and not self._continues(segment, expected):
-                return
-
-    def _continues(self, segment: int, expected: int) -> bool:
-        following = min((s for s in self._fds if s > segment), default=None)
-        if following is None:
-            return False
-        record = self._record_at(following, 0)
-        return record is not None and (expected == 0 or record.number == expected)
 
     def _record_at(self, segment: int, at: int) -> Record | None:
         fd = self._fds[segment]
@@ -160,7 +157,7 @@ class Log:
         return self._segment << SHIFT | self._at
 
     @property
-    def bytes(self) -> int:
+    def used(self) -> int:
         """Bytes of records in all segments kept (what `--buffer-size` bounds)."""
         return sum(self._sizes[s] for s in self._fds if s != self._segment) + self._at
 
@@ -249,7 +246,7 @@ class Log:
         return data
 
     def sync(self) -> None:
-        """Make everything appended durable: before segments are freed and before a changed session is used."""
+        """Make everything appended durable: before segments are freed and before a new session is used."""
         if not self.unsynced:
             return
         self._host.crash_point("log.sync")

@@ -5,6 +5,7 @@ Everything here is used on the volume's one thread, except `Job.run`, which any 
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -111,7 +112,7 @@ class Pending(NamedTuple):
     files: int
     bytes: int
     oldest_s: float
-    first_path: bytes
+    first_path: builtins.bytes
     reason: str
 
     @property

@@ -1,0 +1,244 @@
+"""From runs of the log to blobs and block lists: what a flush does off the volume's thread.
+
+Everything here is plain data in, plain data out: (file, offset, length) of the log, never an inode, so that
+it could run in another process. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from fsd.model.blocks import Part, Parts, overlay, pieces
+from fsd.model.errors import IntegrityError
+from fsd.model.limits import KIB, PATCHES_MAX, UPLOAD_MAX
+from fsd.remote.api import Remote
+from fsd.vfs.log import Log
+from fsd.vfs.types import BULK, Cache
+from fsd.wire.frame import Blob, make_blob, open_blob
+
+UPLOAD_TIMEOUT: Final = 120.0
+FETCH_TIMEOUT: Final = 60.0
+# Below this a block is always written whole: a patch would save nothing and slow every read.
+PATCH_MIN_BLOCK: Final = 64 * KIB
+PACK_TARGET: Final = UPLOAD_MAX // 2  # smaller background bodies keep an fsync's latency low
+
+# Where the bytes of a blob come from, kept so that it can be sent again: a list of these, in order.
+FROM_LOG: Final = 0  # (FROM_LOG, position, length)
+FROM_BLOB: Final = 1  # (FROM_BLOB, hash, offset, length)
+ZEROS: Final = 2  # (ZEROS, length)
+Piece = tuple[int, int, int] | tuple[int, bytes, int, int] | tuple[int, int]
+
+
+class Source(NamedTuple):
+    """How to make the blob `hash` again."""
+
+    hash: bytes
+    pieces: tuple[Piece, ...]
+
+
+class BlockTask(NamedTuple):
+    """One block to make. `parts` is what it held (already clipped), `runs` the changes inside the block as
+    (offset, length, log position) in order, disjoint; `length` the bytes of the block the file spans."""
+
+    block: int
+    parts: Parts
+    runs: tuple[tuple[int, int, int], ...]
+    length: int
+
+    def needs_base(self) -> bool:
+        """Whether making it reads bytes that are not in the log."""
+        return bool(self.parts) and not self.patched() and not self._covered()
+
+    def patched(self) -> bool:
+        """Whether the changes become patches: little of a big block, and room among its patches."""
+        changed = sum(run[1] for run in self.runs)
+        if self.length < PATCH_MIN_BLOCK or changed * 4 >= self.length:
+            return False
+        return len(self.parts) + len(_joined(self.runs)) <= PATCHES_MAX
+
+    def _covered(self) -> bool:
+        joined = _joined(self.runs)
+        end = max((p.off + p.length for p in self.parts), default=0)
+        return len(joined) == 1 and joined[0][0][0] == 0 and joined[0][-1][0] + joined[0][-1][1] >= end
+
+
+class Built(NamedTuple):
+    """A made block: its new parts, with the blobs that are new and how to make them again."""
+
+    block: int
+    parts: Parts
+    blobs: tuple[Blob, ...]
+    sources: tuple[Source, ...]
+
+
+Fetch = Callable[[Sequence[bytes]], dict[bytes, bytes]]
+
+
+def _joined(runs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Runs grouped so that each group is contiguous in the file."""
+    groups: list[list[tuple[int, int, int]]] = []
+    for run in runs:
+        if groups and groups[-1][-1][0] + groups[-1][-1][1] == run[0]:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return groups
+
+
+def build(task: BlockTask, log: Log, fetch: Fetch) -> Built:
+    """Make one block. `fetch` is called only when `task.needs_base()`."""
+    if not task.runs:
+        return Built(task.block, task.parts, (), ())
+    return _patches(task, log) if task.patched() else _whole(task, log, fetch)
+
+
+def _patches(task: BlockTask, log: Log) -> Built:
+    parts, blobs, sources = task.parts, [], []
+    for group in _joined(task.runs):
+        start = group[0][0]
+        data = b"".join(log.read(pos, length) for _, length, pos in group)
+        blob = make_blob(data)
+        blobs.append(blob)
+        sources.append(Source(blob.hash, tuple((FROM_LOG, pos, length) for _, length, pos in group)))
+        parts = overlay(parts, Part(start, len(data), 0, blob.hash))
+    return Built(task.block, parts, tuple(blobs), tuple(sources))
+
+
+def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
+    end = max(run[0] + run[1] for run in task.runs)
+    end = max(end, max((p.off + p.length for p in task.parts), default=0))
+    plan: list[Piece] = []
+    at = 0
+    groups = [*task.runs, (end, 0, 0)]
+    for start, length, pos in groups:
+        if at < start:
+            plan.extend(_base_plan(task.parts, at, start - at))
+        if length:
+            plan.append((FROM_LOG, pos, length))
+        at = start + length
+    data = assemble(plan, log, fetch)
+    if not data.strip(b"\0"):
+        return Built(task.block, (), (), ())
+    blob = make_blob(data)
+    part = Part(0, len(data), 0, blob.hash)
+    return Built(task.block, (part,), (blob,), (Source(blob.hash, tuple(plan)),))
+
+
+def _base_plan(parts: Parts, off: int, length: int) -> list[Piece]:
+    """Bytes [off, off+length) of a block as disjoint pieces of its blobs and zeros, in order."""
+    edges = sorted({0, length, *(e for p in pieces(parts, off, length) for e in (p.at, p.at + p.length))})
+    found = pieces(parts, off, length)
+    plan: list[Piece] = []
+    for low, high in pairwise(edges):
+        top = next((p for p in reversed(found) if p.at <= low and p.at + p.length >= high), None)
+        if top is None:
+            plan.append((ZEROS, high - low))
+        else:
+            plan.append((FROM_BLOB, top.hash, top.boff + low - top.at, high - low))
+    return plan
+
+
+def assemble(plan: Sequence[Piece], log: Log, fetch: Fetch) -> bytes:
+    """The bytes a list of pieces stands for."""
+    wanted = [piece[1] for piece in plan if piece[0] == FROM_BLOB and isinstance(piece[1], bytes)]
+    have = fetch(list(dict.fromkeys(wanted))) if wanted else {}
+    out = []
+    for piece in plan:
+        if len(piece) == 4:
+            _, digest, boff, length = piece
+            out.append(have[digest][boff : boff + length])
+        elif len(piece) == 3:
+            out.append(log.read(piece[1], piece[2]))
+        else:
+            out.append(bytes(piece[1]))
+    return b"".join(out)
+
+
+def fetcher(remote: Remote, cache: Cache) -> Fetch:
+    """Verified blob bytes through the cache. Raises `IntegrityError` when the server lacks one."""
+
+    def fetch(wanted: Sequence[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        lacking = []
+        for digest in wanted:
+            data = cache.get(digest)
+            if data is None:
+                lacking.append(digest)
+            else:
+                found[digest] = data
+        for at in range(0, len(lacking), 256):
+            got, absent = remote.blobs(lacking[at : at + 256], FETCH_TIMEOUT)
+            for blob in got:
+                data = open_blob(blob)
+                cache.put(blob.hash, data)
+                found[blob.hash] = data
+            if absent:
+                raise IntegrityError(f"the server lacks {len(absent)} blobs, {absent[0].hex()} the first")
+        return found
+
+    return fetch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildJob:
+    """Make the blocks of some flights, and upload their blobs when they are more than `inline_max` bytes.
+
+    `units` are (flight key, tasks). Returns for each unit the `Built`s, without blobs where they were
+    uploaded.
+    """
+
+    units: tuple[tuple[int, tuple[BlockTask, ...]], ...]
+    log: Log
+    inline_max: int
+    lane: str = BULK
+
+    def run(self, remote: Remote, cache: Cache) -> list[tuple[int, list[Built]]]:
+        fetch = fetcher(remote, cache)
+        done: list[tuple[int, list[Built]]] = []
+        waiting: list[Blob] = []
+        size, uploaded = 0, False
+        for key, tasks in self.units:
+            made: list[Built] = []
+            for task in tasks:
+                built = build(task, self.log, fetch)
+                made.append(built)
+                waiting.extend(built.blobs)
+                size += sum(len(b.stored) for b in built.blobs)
+                if size >= PACK_TARGET:
+                    remote.upload(waiting, UPLOAD_TIMEOUT)
+                    waiting, size, uploaded = [], 0, True
+            done.append((key, made))
+        if waiting and (uploaded or size > self.inline_max):
+            remote.upload(waiting, UPLOAD_TIMEOUT)
+            uploaded = True
+        if uploaded:
+            done = [(key, [b._replace(blobs=()) for b in made]) for key, made in done]
+        return done
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResendJob:
+    """Make blobs again from their sources and upload them: the server said `missing`."""
+
+    sources: tuple[Source, ...]
+    log: Log
+    lane: str = BULK
+
+    def run(self, remote: Remote, cache: Cache) -> None:
+        fetch = fetcher(remote, cache)
+        waiting: list[Blob] = []
+        size = 0
+        for source in self.sources:
+            blob = make_blob(assemble(source.pieces, self.log, fetch))
+            if blob.hash != source.hash:
+                raise IntegrityError(f"the log no longer holds the bytes of blob {source.hash.hex()}")
+            waiting.append(blob)
+            size += len(blob.stored)
+            if size >= PACK_TARGET:
+                remote.upload(waiting, UPLOAD_TIMEOUT)
+                waiting, size = [], 0
+        if waiting:
+            remote.upload(waiting, UPLOAD_TIMEOUT)

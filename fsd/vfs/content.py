@@ -1,0 +1,273 @@
+"""The content of one regular file in memory: what the server has, what the log has on top, what is flying.
+
+*Base* is the newest content the server has acknowledged. Extents and limits (truncations) since the base lie
+on top; reads show base + limits + extents. A *flight* is one content operation on its way: a frozen log
+position, so that later writes do not disturb it. Flights of one file follow each other: the block list of
+each is made from the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from fsd.model.blocks import Part, Parts, clip, encode
+from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS
+from fsd.model.ops import CONTENT
+from fsd.model.ops import Content as ContentOp
+from fsd.vfs.build import BlockTask, Built, Source
+from fsd.vfs.extents import Extents, Run
+from fsd.wire.frame import Blob
+
+WAITING: Final = "waiting"  # an earlier flight of the file is not made yet
+MAKING: Final = "making"
+READY: Final = "ready"  # has its operation, in the commit queue
+DEAD: Final = "dead"  # replaced by a newer one, or the file went
+
+Blocks = dict[int, Parts]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One content operation being made. `frozen` is the log position it covers up to; `runs` the changes in
+    it, `limit` the smallest size the file was cut to meanwhile. `opno` 0: not numbered yet."""
+
+    key: int
+    ino: int
+    frozen: int
+    size: int
+    mtime: int
+    ctime: int
+    runs: list[Run]
+    limit: int | None
+    appended_from: int | None
+    opno: int = 0
+    state: str = WAITING
+    left: int = 0
+    blocks: Blocks = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)
+    blobs: list[Blob] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+
+
+class Content:
+    """See the module. `base` None: the block list has not been asked for yet."""
+
+    __slots__ = (
+        "acked",
+        "append_from",
+        "base",
+        "base_size",
+        "changed",
+        "cseq",
+        "extents",
+        "first",
+        "flights",
+        "frozen",
+        "hold",
+        "limits",
+        "since",
+        "window",
+        "writers",
+    )
+
+    def __init__(self, base: Blocks | None, size: int, cseq: int) -> None:
+        self.base = base
+        self.base_size = size
+        self.cseq = cseq
+        self.extents = Extents()
+        self.limits: list[tuple[int, int]] = []  # (log position, size) of truncations since the base
+        self.flights: list[Flight] = []
+        self.changed = -1  # log position of the newest change
+        self.frozen = 0  # log position up to which flights cover
+        self.acked = 0  # log position up to which the server has it
+        self.first: int | None = None  # oldest log position still needed
+        self.since = 0.0  # when the oldest change not in a flight was made (monotonic)
+        self.window = False  # there are changes since the last freeze
+        self.append_from: int | None = None
+        self.hold = False  # truncated and still open for writing: an empty file is not to be published
+        self.writers = 0
+
+    @property
+    def dirty(self) -> bool:
+        """There are changes no flight covers."""
+        return self.window
+
+    @property
+    def unclean(self) -> bool:
+        """There are changes the server has not acknowledged."""
+        return self.window or bool(self.flights)
+
+    def tip(self) -> Blocks:
+        """The block list the next flight is made from."""
+        made = self.flights[-1].blocks if self.flights else self.base
+        return {} if made is None else made
+
+    # changes -----------------------------------------------------------------------------------------
+    def wrote(self, start: int, end: int, pos: int, now: float, *, append: bool) -> None:
+        """[start, end) was written and lies at `pos` of the log. Call before the inode's size changes."""
+        if not self.window:
+            self._open_window(now)
+            self.append_from = start if append else None
+        elif not append:
+            self.append_from = None
+        self.extents.put(start, end, pos)
+        self.changed = pos
+
+    def cut(self, size: int, pos: int, now: float) -> None:
+        """The file was truncated (or extended) to `size`."""
+        if not self.window:
+            self._open_window(now)
+        self.append_from = None
+        self.extents.cut(size)
+        while self.limits and self.limits[-1][1] >= size and self.limits[-1][0] >= self.frozen:
+            self.limits.pop()
+        self.limits.append((pos, size))
+        self.changed = pos
+
+    def _open_window(self, now: float) -> None:
+        self.window = True
+        self.since = now
+
+    def limit(self, since: int = 0) -> int | None:
+        """The smallest size the file was cut to at or behind log position `since`."""
+        return min((size for pos, size in self.limits if pos >= since), default=None)
+
+    # flights -----------------------------------------------------------------------------------------
+    def freeze(self, key: int, ino: int, tail: int, size: int, mtime: int, ctime: int) -> Flight:
+        """A flight of everything up to the log's `tail`. The caller plans it when `startable`."""
+        flight = Flight(
+            key=key,
+            ino=ino,
+            frozen=tail,
+            size=size,
+            mtime=mtime,
+            ctime=ctime,
+            runs=self.extents.since(self.frozen),
+            limit=self.limit(self.frozen),
+            appended_from=self.append_from,
+        )
+        self.flights.append(flight)
+        self.frozen = tail
+        self.window = False
+        self.append_from = None
+        return flight
+
+    def thaw(self, flight: Flight) -> None:
+        """Give up a flight that has no number yet (always the last): its changes count as not frozen."""
+        self.flights.remove(flight)
+        flight.state = DEAD
+        self.frozen = self.flights[-1].frozen if self.flights else self.acked
+        if not self.window:
+            self.append_from = flight.appended_from
+        elif flight.appended_from is None or self.append_from is None:
+            self.append_from = None
+        else:
+            self.append_from = flight.appended_from
+        self.window = True
+
+    def startable(self, flight: Flight) -> bool:
+        """Whether every earlier flight has its block list."""
+        return flight.state == WAITING and all(
+            f.state == READY for f in self.flights[: self.flights.index(flight)]
+        )
+
+    def plan(self, flight: Flight) -> list[BlockTask]:
+        """Set the flight's block list to what it starts from; returns the blocks to make."""
+        at = self.flights.index(flight)
+        before = self.flights[at - 1].blocks if at else (self.base or {})
+        blocks = dict(before)
+        if flight.limit is not None:
+            for index in list(blocks):
+                start = index * BLOCK
+                if start + BLOCK <= flight.limit:
+                    continue
+                kept = clip(blocks[index], flight.limit - start) if start < flight.limit else ()
+                if kept == blocks[index]:
+                    continue
+                flight.touched.add(index)
+                if kept:
+                    blocks[index] = kept
+                else:
+                    del blocks[index]
+        flight.blocks = blocks
+        by_block: dict[int, list[tuple[int, int, int]]] = {}
+        for start, end, pos in flight.runs:
+            while start < end:
+                index = start // BLOCK
+                stop = min(end, (index + 1) * BLOCK)
+                by_block.setdefault(index, []).append((start - index * BLOCK, stop - start, pos))
+                pos += stop - start
+                start = stop
+        flight.state = MAKING
+        return [
+            BlockTask(index, blocks.get(index, ()), tuple(runs), min(BLOCK, flight.size - index * BLOCK))
+            for index, runs in sorted(by_block.items())
+        ]
+
+    @staticmethod
+    def took(flight: Flight, made: list[Built]) -> None:
+        """Some of the flight's blocks are made."""
+        for built in made:
+            flight.touched.add(built.block)
+            if built.parts:
+                flight.blocks[built.block] = built.parts
+            else:
+                flight.blocks.pop(built.block, None)
+            flight.blobs.extend(built.blobs)
+            flight.sources.extend(built.sources)
+
+    def landed(self, flight: Flight, seq: int) -> None:
+        """The server has the flight's content (always the oldest flight), at `seq`."""
+        self.flights.remove(flight)
+        self.base = flight.blocks
+        self.base_size = flight.size
+        self.cseq = seq
+        self.acked = flight.frozen
+        self.extents.drop_before(flight.frozen)
+        self.limits = [(pos, size) for pos, size in self.limits if pos >= flight.frozen]
+        if not self.unclean:
+            self.first = None
+            self.limits = []
+
+    # reads -------------------------------------------------------------------------------------------
+    def shown(self, index: int) -> Parts:
+        """What the base contributes to block `index`."""
+        parts = (self.base or {}).get(index, ())
+        if self.limits and parts:
+            limit = min(size for _, size in self.limits)
+            start = index * BLOCK
+            if start + BLOCK > limit:
+                parts = clip(parts, limit - start) if start < limit else ()
+        return parts
+
+
+def operation(flight: Flight, base: int, *, full: bool | None = None) -> ContentOp:
+    """The content operation of a made flight. `full` None: as the size says."""
+    if full is None:
+        full = flight.size <= FULL_LIST_BLOCKS * BLOCK
+    if full:
+        rows = tuple((i, encode(parts)) for i, parts in sorted(flight.blocks.items()) if parts)
+    else:
+        last = (flight.size + BLOCK - 1) // BLOCK
+        rows = tuple((i, encode(flight.blocks.get(i, ()))) for i in sorted(flight.touched) if i < last)
+    return ContentOp(
+        flight.opno,
+        CONTENT,
+        flight.ino,
+        base,
+        flight.size,
+        rows,
+        full,
+        flight.appended_from,
+        flight.mtime,
+        flight.ctime,
+    )
+
+
+def part_rows(blocks: Blocks) -> list[tuple[int, bytes | None]]:
+    """A block list for the log."""
+    return [(index, encode(parts)) for index, parts in sorted(blocks.items())]
+
+
+__all__ = ["Content", "Flight", "Part", "operation", "part_rows"]
