@@ -11,7 +11,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -28,6 +28,7 @@ FILE_SYSTEM_ID = ("FSD_FILE_SYSTEM_ID", "TI_FS_FILE_SYSTEM_ID")
 ENDPOINT = ("FSD_ENDPOINT",)
 ADMIN_KEY = ("FSD_ADMIN_KEY",)
 CRASH = "FSD_CRASH"
+BOOT_ID = "FSD_BOOT_ID"
 _CRASH_FORM = re.compile(r"^([A-Za-z0-9_.-]+)(?::(\d{1,9}))?$")
 
 
@@ -46,14 +47,19 @@ class Environment:
         return None
 
     def host(self) -> Host:
-        """The machine; with FSD_CRASH=POINT[:COUNT] one that ends this process at that durable step."""
+        """The machine; for tests one that ends this process at a durable step (FSD_CRASH=POINT[:COUNT]), or
+        that says it was started anew since (FSD_BOOT_ID=TEXT)."""
+        host = Host()
         text = self.variables.get(CRASH, "")
-        if not text:
-            return Host()
-        match = _CRASH_FORM.match(text)
-        if not match:
-            raise UsageError(f"{CRASH}={text!r} is not of the form POINT[:COUNT]")
-        return Host(crash_point=Crasher(match[1], int(match[2] or 1)))
+        if text:
+            match = _CRASH_FORM.match(text)
+            if not match:
+                raise UsageError(f"{CRASH}={text!r} is not of the form POINT[:COUNT]")
+            host = replace(host, crash_point=Crasher(match[1], int(match[2] or 1)))
+        boot_id = self.variables.get(BOOT_ID, "")
+        if boot_id:
+            host = replace(host, boot_id=lambda: boot_id)
+        return host
 
     def state_root(self) -> Path:
         """Where mounts keep their state: $XDG_STATE_HOME/fsd, else ~/.local/state/fsd."""
