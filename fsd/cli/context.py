@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 from fsd.cli.env import Environment, Redactor, make_claim, redactor
 from fsd.cli.table import Command, Table, Words
@@ -143,19 +140,3 @@ def remote_path(text: str) -> bytes:
     if not raw.startswith(b"/"):
         raise UsageError(f"a remote path is absolute: {text!r}", hint=f"write /{text.lstrip('/')}")
     return raw
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Import the HTTP client without trio: it looks for trio only to offer asynchronous locks, which no
-    command uses, and loading it would triple the time a command takes to start."""
-    hidden: dict[str, Any] = {}
-    for name in ("trio", "anyio"):
-        if name not in sys.modules:
-            hidden[name] = None
-            sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]

@@ -1,0 +1,179 @@
+"""Handlers of the control plane: filesystems and their tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fsd.cli import values
+from fsd.cli.context import Context
+from fsd.cli.output import Document, columns
+from fsd.client.control import Control
+from fsd.client.http import Http
+from fsd.client.identity import Identity
+from fsd.model.errors import FsdError, NotFound, UsageError
+
+WAIT: Final = 600.0
+
+
+def control(context: Context, identity: Identity) -> Control:
+    return Control(Http(identity, context.host))
+
+
+def create(context: Context, args: SimpleNamespace) -> Document:
+    api = control(context, context.admin())
+    made = api.create(args.display_name, values.labels(args.label) or None)
+    error: FsdError | None = None
+    if args.wait:
+        try:
+            api.wait_usable(made["file_system_id"], WAIT)
+        except FsdError as exc:
+            # The token is shown this once: the answer is printed although waiting failed.
+            error = exc
+    if context.long:
+        made["credentials_stored"] = False
+    return Document(made, error=error)
+
+
+def list_all(context: Context, args: SimpleNamespace) -> Document:
+    label = "=".join(args.label) if args.label else None
+    found = control(context, context.admin()).list(args.display_name, label)
+    if context.long:
+        for row in found["file_systems"]:
+            row["has_local_token"] = False
+    shown = ("file_system_id", "display_name", "status", "created_at", "labels")
+    return Document(found, text=columns(shown, "file_systems"))
+
+
+def describe(context: Context, args: SimpleNamespace) -> Document:
+    identity, wanted = context.admin_or_owner(args.file_system_id)
+    return Document(control(context, identity).describe(wanted))
+
+
+def check(context: Context, args: SimpleNamespace) -> Document:
+    """Each step of the way to the filesystem, in order; the first that fails decides the exit code."""
+    checks: list[dict[str, str]] = []
+    found: dict[str, Any] = {"status": "failed", "profile": "default", "resource": None, "endpoint": None}
+
+    def done(status: str, remote: str, error: FsdError | None = None) -> Document:
+        found.update(status=status, remote=remote, checks=checks)
+        return Document(found, error=error)
+
+    def passed(name: str, message: str) -> None:
+        checks.append({"name": name, "status": "ok", "message": message})
+
+    def failed(name: str, error: FsdError) -> Document:
+        checks.append({"name": name, "status": "failed", "message": context.redact(error.message)})
+        return done("failed", "unknown" if name == "credentials" else "failed", error)
+
+    try:
+        identity, wanted = context.admin_or_owner(args.file_system_id)
+    except FsdError as exc:
+        return failed("credentials", exc)
+    passed("credentials", "admin key" if not identity.file_system_id else "token")
+    found.update(resource=wanted, endpoint=identity.endpoint)
+    api = control(context, identity)
+    try:
+        api.ready()
+    except FsdError as exc:
+        return failed("endpoint", exc)
+    passed("endpoint", identity.endpoint)
+    try:
+        remote = api.check(wanted)
+    except FsdError as exc:
+        return failed("remote", exc)
+    checks.extend(remote["checks"])
+    if remote["status"] != "ok":
+        bad = next((c for c in remote["checks"] if c["status"] != "ok"), {"name": "remote", "message": ""})
+        return done("failed", "failed", FsdError(f"{wanted}: {bad['name']} failed: {bad['message']}"))
+    return done("ok", "ok")
+
+
+def delete(context: Context, args: SimpleNamespace) -> Document:
+    api = control(context, context.admin())
+    wanted = args.file_system_id
+    context.confirm(f"Delete {wanted} with all its files and journals?", needs_yes=True)
+    answer = api.delete(wanted)
+    if context.long:
+        answer = {**answer, "credentials_removed": False, "remote_deletion_state": "accepted"}
+    return Document(answer)
+
+
+def token_create(context: Context, args: SimpleNamespace) -> Document:
+    if args.ttl is not None and args.no_expiration:
+        raise UsageError("--ttl and --no-expiration exclude each other")
+    if context.long and args.ttl is None and not args.no_expiration:
+        raise UsageError("one of --ttl and --no-expiration is needed")
+    identity, wanted = _admin_for(context, args)
+    answer = control(context, identity).create_token(wanted, args.token_name, args.ttl)
+    if context.long:
+        answer = {**answer, "credentials_stored": False, "previous_token_note": "earlier tokens stay valid"}
+    return Document(answer)
+
+
+def _admin_for(context: Context, args: SimpleNamespace) -> tuple[Identity, str]:
+    """The admin key, which alone may deal with tokens, and the filesystem."""
+    identity = context.admin()
+    return identity, context.admin_or_owner(args.file_system_id)[1]
+
+
+def token_list(context: Context, args: SimpleNamespace) -> Document:
+    identity, wanted = _admin_for(context, args)
+    api = control(context, identity)
+    if args.limit is not None or args.offset:
+        page = api.token_page(
+            wanted, include_expired=args.include_expired, offset=args.offset, limit=args.limit or 200
+        )
+    else:
+        found = list(api.tokens(wanted, include_expired=args.include_expired))
+        page = {"tokens": found, "next_offset": None}
+    shown = ("token_id", "token_name", "scope_kind", "status", "issued_at", "expires_at")
+    return Document(page, text=columns(shown, "tokens"))
+
+
+def _status(context: Context, answer: dict[str, Any]) -> Document:
+    if context.long:
+        answer = {
+            **answer,
+            "local_credentials_updated": False,
+            "local_credentials_reason": "fsd stores no credentials",
+            "cache_convergence_note": "it holds at once on every server",
+        }
+    return Document(answer)
+
+
+def token_disable(context: Context, args: SimpleNamespace) -> Document:
+    identity, wanted = _admin_for(context, args)
+    return _status(context, control(context, identity).disable_token(wanted, args.token_id))
+
+
+def token_enable(context: Context, args: SimpleNamespace) -> Document:
+    identity, wanted = _admin_for(context, args)
+    return _status(context, control(context, identity).enable_token(wanted, args.token_id))
+
+
+def token_delete(context: Context, args: SimpleNamespace) -> Document:
+    identity, wanted = _admin_for(context, args)
+    context.confirm(f"Delete the token {args.token_id} of {wanted}?", needs_yes=False)
+    return _status(context, control(context, identity).delete_token(wanted, args.token_id))
+
+
+def token_rotate(context: Context, args: SimpleNamespace) -> Document:
+    """A new token with the old one's name, then the old one goes. When that fails both hold, and it is
+    told."""
+    identity, wanted = _admin_for(context, args)
+    api = control(context, identity)
+    old = next((t for t in api.tokens(wanted, include_expired=True) if t["token_id"] == args.token_id), None)
+    if old is None:
+        raise NotFound(f"{wanted} has no token {args.token_id}", hint="see `fsd token list`")
+    context.confirm(f"Replace the token {args.token_id} of {wanted}?", needs_yes=False)
+    made = api.create_token(wanted, old.get("token_name"), args.ttl)
+    error: FsdError | None = None
+    try:
+        api.delete_token(wanted, args.token_id)
+        made["replaced_token_id"] = args.token_id
+    except FsdError as exc:
+        made["replaced_token_id"] = None
+        error = exc
+        error.hint = f"the new token holds; the old one does too: `fsd token delete {args.token_id}`"
+    return Document(made, error=error)

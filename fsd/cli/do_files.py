@@ -1,0 +1,213 @@
+"""Handlers of the file commands by path: `cat`, `ls`, `stat`, `mv`, `rm`, `mkdir`, `chmod`, `ln`, `find`."""
+
+from __future__ import annotations
+
+import base64
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fsd.cli.context import Context, path_bytes, remote_path
+from fsd.cli.output import Document, Raw, align, visible
+from fsd.client.files import Files, FindFilter
+from fsd.client.http import Http
+from fsd.model.errors import UsageError
+
+KIND_LETTERS: Final = {
+    "file": "-",
+    "directory": "d",
+    "symlink": "l",
+    "fifo": "p",
+    "socket": "s",
+    "char": "c",
+    "block": "b",
+}
+
+
+def files(context: Context) -> Files:
+    return Files(Http(context.data(), context.host))
+
+
+def shown_name(stat: dict[str, Any], field: str = "name") -> str:
+    """A name or path of an answer for people: bytes that are no UTF-8 as escapes."""
+    encoded = stat.get(f"{field}_b64")
+    text = base64.b64decode(encoded).decode("utf-8", "backslashreplace") if encoded else str(stat[field])
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def cat(context: Context, args: SimpleNamespace) -> Raw:
+    if context.long and (args.offset is None) != (args.length is None):
+        raise UsageError("--offset and --length go together")
+    out = context.streams.stdout
+    for piece in files(context).read(remote_path(args.path), offset=args.offset or 0, length=args.length):
+        out.write(piece)
+    out.flush()
+    return Raw()
+
+
+def _mode_text(stat: dict[str, Any]) -> str:
+    bits = int(stat["mode"], 8)
+    letters = "".join(c if bits >> (8 - at) & 1 else "-" for at, c in enumerate("rwxrwxrwx"))
+    return KIND_LETTERS.get(stat["kind"], "?") + letters
+
+
+def listing(entries: list[dict[str, Any]], field: str, details: bool) -> str:
+    """The text of a listing, one entry a line; directories end with a slash."""
+    lines = []
+    for entry in entries:
+        name = shown_name(entry, field) + ("/" if entry["is_dir"] and not details else "")
+        if not details:
+            lines.append([name])
+            continue
+        if entry["kind"] == "symlink":
+            name += f" -> {shown_name(entry, 'target')}"
+        owner = f"{entry['uid']}:{entry['gid']}"
+        lines.append(
+            [_mode_text(entry), str(entry["nlink"]), owner, str(entry["size_bytes"]), _when(entry), name]
+        )
+    return align(lines)
+
+
+def _when(entry: dict[str, Any]) -> str:
+    return str(entry["mtime"])[:19].replace("T", " ")
+
+
+def ls(context: Context, args: SimpleNamespace) -> Document:
+    api, path = files(context), remote_path(args.path)
+    entries: list[dict[str, Any]] = []
+    after: str | None = args.after
+    while True:
+        room = None if args.limit is None else args.limit - len(entries)
+        page = api.page(path, recursive=args.recursive, after=after, **_limit(room))
+        entries += page["entries"]
+        after = page.get("next_after")
+        if after is None or (args.limit is not None and len(entries) >= args.limit):
+            break
+    field = "path" if args.recursive else "name"
+    found = {"path": page["path"], "entries": entries, "next_after": after}
+
+    def text(value: Any) -> str:
+        return listing(value["entries"], field, args.details)
+
+    return Document(found, text=text)
+
+
+def _limit(room: int | None) -> dict[str, int]:
+    return {} if room is None else {"limit": max(1, min(room, 1000))}
+
+
+def stat(context: Context, args: SimpleNamespace) -> Document:
+    answer = files(context).stat(remote_path(args.path), follow=not args.no_follow)
+    if context.long:
+        # Fields ti prints beside ours. What only its extraction service knows is null.
+        answer = {
+            **answer,
+            "has_mode": True,
+            "resource_id": answer["ino"],
+            "content_type": None,
+            "semantic_text": None,
+            "degraded": False,
+        }
+
+    def text(value: Any) -> str:
+        shown = {k: v for k, v in value.items() if not k.endswith("_b64") and v is not None}
+        for name in ("path", "name", "target"):
+            if name in shown:
+                shown[name] = shown_name(value, name)
+        return align([[k, v if isinstance(v, str) else _flat(v)] for k, v in shown.items()])
+
+    return Document(answer, text=text)
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k}={visible(str(v))}" for k, v in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _done(answer: dict[str, Any], **more: Any) -> Document:
+    """An action's answer; text says only that it is done, by saying nothing."""
+    return Document({**answer, **more}, text=lambda _: "")
+
+
+def mv(context: Context, args: SimpleNamespace) -> Document:
+    source, target = remote_path(args.from_remote), remote_path(args.to_remote)
+    answer = files(context).rename(source, target, overwrite=args.overwrite)
+    return _done(answer, source_path=args.from_remote, target_path=args.to_remote)
+
+
+def rm(context: Context, args: SimpleNamespace) -> Document:
+    path = remote_path(args.path)
+    if args.recursive:
+        context.confirm(f"Remove {args.path} with everything below?", needs_yes=False)
+    return _done(files(context).remove(path, recursive=args.recursive), path=args.path)
+
+
+def mkdir(context: Context, args: SimpleNamespace) -> Document:
+    answer = files(context).mkdir(remote_path(args.path), mode=args.mode, parents=args.parents)
+    return _done(answer, path=args.path)
+
+
+def chmod(context: Context, args: SimpleNamespace) -> Document:
+    return _done(files(context).chmod(remote_path(args.path), args.mode), path=args.path)
+
+
+def ln(context: Context, args: SimpleNamespace) -> Document:
+    if args.symbolic:
+        return symlink(context, args)
+    args.source_path = args.target
+    return hardlink(context, args)
+
+
+def symlink(context: Context, args: SimpleNamespace) -> Document:
+    answer = files(context).symlink(path_bytes(args.target), remote_path(args.link_path))
+    return _done(answer, link_path=args.link_path, target=args.target)
+
+
+def hardlink(context: Context, args: SimpleNamespace) -> Document:
+    answer = files(context).hardlink(remote_path(args.source_path), remote_path(args.link_path))
+    return _done(answer, link_path=args.link_path, source_path=args.source_path)
+
+
+def find(context: Context, args: SimpleNamespace) -> Document:
+    least, most = args.min_size_bytes, args.max_size_bytes
+    if least is not None and most is not None and least > most:
+        raise UsageError("the smallest size is over the largest: nothing can match")
+    first, *others = args.tag or [None]
+    wanted = FindFilter(
+        name=path_bytes(args.file_name_pattern) if args.file_name_pattern else None,
+        kind=args.resource_type,
+        min_size=least,
+        max_size=most,
+        newer_ns=args.newer,
+        older_ns=args.older,
+        tag=first,
+    )
+    found = []
+    for match in files(context).find(remote_path(args.path), wanted):
+        # The server filters by one tag; the others are looked at here.
+        if all(_has_tag(match, tag) for tag in others):
+            found.append(match)
+            if args.limit is not None and len(found) >= args.limit:
+                break
+
+    def text(value: Any) -> str:
+        return "".join(shown_name(m, "path") + "\n" for m in value["matches"])
+
+    return Document({"path": args.path, "matches": found}, text=text)
+
+
+def _has_tag(match: dict[str, Any], tag: str) -> bool:
+    key, equals, value = tag.partition("=")
+    tags = match.get("tags") or {}
+    return key in tags and (not equals or tags[key] == value)
+
+
+def nothing_to_pack(context: Context, args: SimpleNamespace) -> Document:
+    return Document(
+        {"status": "nothing_to_pack", "message": "everything is remote: there is nothing to pack"}
+    )
+
+
+def nothing_to_unpack(context: Context, args: SimpleNamespace) -> Document:
+    message = "everything is remote: there is nothing to unpack"
+    return Document({"status": "nothing_to_unpack", "message": message})

@@ -1,0 +1,75 @@
+"""The mounts of this machine, as far as the command line needs them: barriers and waits around journals."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fsd.cli.context import Context
+from fsd.model.errors import FsdError, NotDrained, Unavailable
+
+if TYPE_CHECKING:
+    from fsd.kernel.runtime import Record, RuntimeDir
+
+MOUNTINFO: Final = Path("/proc/self/mountinfo")
+
+
+def runtime(context: Context) -> RuntimeDir:
+    """Where the running mounts of this user are recorded."""
+    from fsd.kernel.options import runtime_dir
+    from fsd.kernel.runtime import RuntimeDir
+
+    temporary = Path(context.env.variables.get("TMPDIR") or tempfile.gettempdir())
+    return RuntimeDir(runtime_dir(context.env.variables, os.geteuid(), temporary), context.host)
+
+
+def mounts_here(context: Context, file_system_id: str) -> list[Record]:
+    """The live mounts of a filesystem. Looks at the mount table first: most sandboxes that use direct
+    commands have none, and need not load what deals with them."""
+    try:
+        if b"fsd:" + file_system_id.encode() not in MOUNTINFO.read_bytes():
+            return []
+    except FileNotFoundError:
+        return []  # no Linux mount table, so no mounts of ours
+    return runtime(context).mounts_of(file_system_id)
+
+
+def barrier(context: Context, file_system_id: str, timeout: float) -> bool:
+    """Everything written so far through the mounts of the filesystem here is committed; False when there are
+    none. Raises `NotDrained` naming the mount."""
+    found = mounts_here(context, file_system_id)
+    for record in found:
+        try:
+            answer = ask(context, record, "barrier", timeout=timeout)
+        except FsdError as exc:
+            raise NotDrained(
+                f"the mount at {record.mountpoint} could not send everything written before: {exc.message}",
+                hint="nothing was appended; see `fsd status`, or pass --no-barrier",
+            ) from exc
+        if answer.get("status", "ok") not in ("ok", "drained"):
+            raise NotDrained(
+                f"the mount at {record.mountpoint} still holds data: {answer.get('reason')}",
+                hint="nothing was appended; see `fsd status`, or pass --no-barrier",
+            )
+    return bool(found)
+
+
+def wait_seq(context: Context, file_system_id: str, seq: int, timeout: float) -> None:
+    """Until every mount of the filesystem here shows at least commit `seq`. Raises `Unavailable`."""
+    for record in mounts_here(context, file_system_id):
+        try:
+            ask(context, record, "wait", seq=seq, timeout=timeout)
+        except FsdError as exc:
+            raise Unavailable(
+                f"the mount at {record.mountpoint} does not show commit {seq} yet: {exc.message}",
+                hint="--no-wait reads without waiting for it",
+            ) from exc
+
+
+def ask(context: Context, record: Record, verb: str, **arguments: Any) -> dict[str, Any]:
+    """One request to a mount's control socket."""
+    from fsd.kernel.control_client import request
+
+    return request(Path(record.socket), verb, **arguments)
