@@ -6,7 +6,6 @@ Imports neither pyfuse3 nor trio: the supervisor and every command that only tal
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +22,7 @@ class MountOptions:
 
     `mountpoint` is as the user wrote it; the kernel layer resolves it. `state_dir` is the root under which
     `cache/` and `mounts/<id>/` are made. `runtime_dir` is where `<mount id>.json` and the control socket
-    live (`runtime_dir()` below computes the default). `remote_path` is the subtree, b"/" for the whole.
+    live. `remote_path` is the subtree, b"/" for the whole.
     Times are seconds; `io_timeout` 0 means for ever. `buffer_size` 0 means half of the free disk, at most
     BUFFER_MAX. `host_label` names this mount in conflict copies and in `fsd mounts`. `notify_socket` is
     sd_notify's address or None.
@@ -72,14 +71,3 @@ def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path) -> str:
     parts = b"/".join(p for p in remote_path.split(b"/") if p)
     text = b"\0".join([file_system_id.encode(), parts, bytes(mountpoint)])
     return hashlib.sha256(text).hexdigest()[:16]
-
-
-def runtime_dir(environ: Mapping[str, str], uid: int, temporary: Path) -> Path:
-    """Where control sockets live: $XDG_RUNTIME_DIR/fsd, as root /run/fsd, else a directory of the user's
-    under `temporary` (made 0700 and its owner checked by `fsd.kernel.runtime`)."""
-    if uid == 0:
-        return Path("/run/fsd")
-    base = environ.get("XDG_RUNTIME_DIR")
-    if base:
-        return Path(base) / "fsd"
-    return temporary / f"fsd-{uid}"

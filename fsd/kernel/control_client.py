@@ -1,0 +1,91 @@
+"""Talking to a mount's daemon over its control socket: one JSON line asked, lines answered.
+
+An answer is `{"progress": {...}}` any number of times, then `{"ok": {...}}` or `{"error": {...}}` (an error
+body as on the wire, with `exit`). Imports neither pyfuse3 nor trio.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from fsd.model.errors import FsdError, InternalError, NotFound, from_body
+
+LINE_MAX: Final = 1024 * 1024
+CONNECT_TIMEOUT: Final = 5.0
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class NoDaemon(NotFound):
+    """Nobody listens on the control socket."""
+
+    code = "no_daemon"
+
+
+def connect(path: Path) -> socket.socket:
+    """A connection to the socket at `path`, however long its name. Raises `NoDaemon`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(CONNECT_TIMEOUT)
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # sun_path holds 107 bytes; through /proc the directory's length does not count.
+            sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+    except OSError as exc:
+        sock.close()
+        raise NoDaemon(
+            f"no daemon answers at {path}: {exc.strerror or exc}",
+            hint="it has ended or is being restarted; `fsd mount` starts it again",
+        ) from exc
+    return sock
+
+
+def request(
+    path: Path,
+    verb: str,
+    args: dict[str, Any] | None = None,
+    *,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Ask the daemon at socket `path`; returns what it answered.
+
+    `timeout` bounds the silence between two lines (the daemon sends progress every second while it works).
+    Raises the daemon's error as the class it is, `NoDaemon`, or `InternalError` when it went away meanwhile.
+    """
+    sock = connect(path)
+    try:
+        sock.settimeout(timeout)
+        sock.sendall(json.dumps({"verb": verb, "args": args or {}}).encode() + b"\n")
+        with sock.makefile("rb") as lines:
+            while True:
+                raw = lines.readline(LINE_MAX)
+                if not raw.endswith(b"\n"):
+                    raise InternalError(f"the daemon ended while it answered {verb!r}")
+                answer = json.loads(raw)
+                if "progress" in answer:
+                    if progress is not None:
+                        progress(answer["progress"])
+                elif "ok" in answer:
+                    ok: dict[str, Any] = answer["ok"]
+                    return ok
+                else:
+                    raise from_body(answer, 500)
+    except TimeoutError as exc:
+        raise InternalError(f"the daemon did not answer {verb!r} within {timeout} s") from exc
+    except (OSError, ValueError) as exc:
+        raise InternalError(f"the control socket broke while it answered {verb!r}: {exc}") from exc
+    finally:
+        sock.close()
+
+
+def error_line(error: FsdError) -> dict[str, Any]:
+    """The answer line of `error`."""
+    return error.body("local")

@@ -1,0 +1,275 @@
+"""The mount table, mount points and detaching. Imports neither pyfuse3 nor trio.
+
+The kernel lists a mount of ours as type `fuse.fsd` with source `fsd:<filesystem id>:<mount id>`. Nothing in
+here touches a path inside a mount except `answers`, which does so in a thread with a time limit: the daemon
+behind it may be dead or stuck.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import stat
+import subprocess
+import threading
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fsd.model.errors import Busy, FsdError, NotFound, NotPermitted, Unsupported, UsageError
+
+FSTYPE: Final = "fuse.fsd"
+DEVICE: Final = Path("/dev/fuse")
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MountEntry(NamedTuple):
+    """One line of /proc/self/mountinfo. `device` is "major:minor"."""
+
+    device: str
+    path: Path
+    fstype: str
+    source: str
+
+    @property
+    def ids(self) -> tuple[str, str] | None:
+        """(filesystem id, mount id) when it is a mount of ours."""
+        parts = self.source.split(":")
+        if self.fstype == FSTYPE and len(parts) == 3 and parts[0] == "fsd":
+            return parts[1], parts[2]
+        return None
+
+
+def _unescape(raw: bytes) -> str:
+    return os.fsdecode(_ESCAPE.sub(lambda m: bytes([int(m[1], 8)]), raw))
+
+
+def parse_mountinfo(raw: bytes) -> list[MountEntry]:
+    """The entries in the kernel's order: a later one at the same path lies on top."""
+    found = []
+    for line in raw.splitlines():
+        left, _, right = line.partition(b" - ")
+        fields, more = left.split(b" "), right.split(b" ")
+        if len(fields) < 6 or len(more) < 2:
+            continue
+        found.append(
+            MountEntry(fields[2].decode(), Path(_unescape(fields[4])), _unescape(more[0]), _unescape(more[1]))
+        )
+    return found
+
+
+def list_mounts() -> list[MountEntry]:
+    return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
+
+
+def mounted_at(path: Path) -> MountEntry | None:
+    """What is mounted on top at `path` (absolute, resolved), if anything."""
+    for entry in reversed(list_mounts()):
+        if entry.path == path:
+            return entry
+    return None
+
+
+def still_listed(path: Path, source: str) -> bool:
+    return any(entry.path == path and entry.source == source for entry in list_mounts())
+
+
+def resolve(path: Path) -> Path:
+    """`path` absolute and without symlinks, without touching what is mounted at it."""
+    absolute = os.path.abspath(path)
+    parent, name = os.path.split(absolute)
+    place = Path(os.path.join(os.path.realpath(parent), name)) if name else Path(parent)
+    if mounted_at(place) is not None:
+        return place
+    return Path(os.path.realpath(absolute))
+
+
+def answers(path: Path, within: float = 5.0) -> OSError | bool | None:
+    """Stat `path` in a thread: True when it was answered, the error it gave, None when nothing came."""
+    result: list[OSError | bool] = []
+
+    def look() -> None:
+        try:
+            os.stat(path)
+            result.append(True)
+        except OSError as exc:
+            result.append(exc)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(within)
+    return result[0] if result else None
+
+
+def require_fuse() -> None:
+    """Raises `Unsupported` saying what is missing for any mount here."""
+    instead = "`fsd run -- CMD` works without it; `fsd doctor` tells more"
+    try:
+        fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        os.close(fd)
+    except FileNotFoundError as exc:
+        raise Unsupported(f"there is no {DEVICE} here: this machine cannot mount", hint=instead) from exc
+    except OSError as exc:
+        raise Unsupported(
+            f"{DEVICE} cannot be opened: {exc.strerror}",
+            hint=f"ask for access to it (containers: --device {DEVICE} --cap-add SYS_ADMIN). {instead}",
+        ) from exc
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        raise Unsupported(
+            "fusermount3 is not installed; without root it is what mounts",
+            hint=f"as root: apt-get install -y fuse3. {instead}",
+        )
+
+
+def check_place(place: Path, outside: dict[str, Path]) -> None:
+    """Raises when a mount at `place` (resolved) would be wrong. `outside` names what must not lie in it.
+
+    A dead mount of ours at the place must have been cleaned up before (`clear_dead`).
+    """
+    entry = mounted_at(place)
+    if entry is not None and (entry.ids or entry.fstype.startswith("fuse")):
+        raise Busy(
+            f"{place} is mounted already ({entry.source})",
+            hint=f"use it, or `fsd unmount {place}` first" if entry.ids else "unmount it first",
+        )
+    try:
+        info = os.stat(place)
+        names = os.listdir(place) if stat.S_ISDIR(info.st_mode) else []
+    except FileNotFoundError as exc:
+        raise NotFound(f"the mount point {place} does not exist", hint=f"mkdir -p {place}") from exc
+    except OSError as exc:
+        raise UsageError(f"the mount point {place} cannot be used: {exc.strerror}") from exc
+    if not stat.S_ISDIR(info.st_mode):
+        raise UsageError(f"the mount point {place} is not a directory", hint="give a directory")
+    if names:
+        raise UsageError(
+            f"the mount point {place} is not empty: a mount would hide {len(names)} entries "
+            f"(the first is {names[0]!r})",
+            hint="use an empty directory",
+        )
+    if not os.access(place, os.W_OK) and os.geteuid() != 0:
+        raise NotPermitted(f"{place} is not writable by you, so you may not mount there")
+    for what, path in outside.items():
+        inner = Path(os.path.realpath(path))
+        if inner == place or place in inner.parents:
+            raise UsageError(
+                f"{what} {path} lies inside the mount point {place}: the mount would wait for itself",
+                hint="choose one outside",
+            )
+
+
+def clear_dead(place: Path) -> bool:
+    """Detach a dead mount of ours at `place`; True when there was one. Raises `Busy` when it is alive."""
+    cleared = False
+    while True:
+        entry = mounted_at(place)
+        if entry is None or entry.ids is None:
+            return cleared
+        answer = answers(place)
+        if not isinstance(answer, OSError) or answer.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+            state = "does not answer" if answer is None else "is alive"
+            raise Busy(
+                f"{place} is mounted already ({entry.source}) and {state}",
+                hint=f"use it, or `fsd unmount {place}` first",
+            )
+        detach(place, lazy=True)
+        cleared = True
+
+
+def detach(place: Path, *, lazy: bool) -> None:
+    """Unmount `place`: umount2 as root, else fusermount3. Raises `Busy` (naming the users) or `FsdError`.
+
+    No error when nothing is mounted there.
+    """
+    if os.geteuid() == 0:
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        if _libc.umount2(os.fsencode(place), flags) == 0:
+            return
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOENT):
+            return
+        if number == errno.EBUSY:
+            raise busy(place)
+        if number != errno.EPERM:
+            raise FsdError(f"{place} cannot be unmounted: {os.strerror(number)}")
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    except FileNotFoundError as exc:
+        raise Unsupported("fusermount3 is not installed", hint="apt-get install -y fuse3") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise FsdError(f"fusermount3 did not unmount {place} within 30 s") from exc
+    if done.returncode != 0 and mounted_at(place) is not None:
+        text = done.stderr.decode("utf-8", "replace").strip()
+        if "busy" in text.lower():
+            raise busy(place)
+        raise FsdError(f"{place} cannot be unmounted: {text}")
+
+
+def busy(place: Path) -> Busy:
+    """The error that names who uses the mount at `place`."""
+    who = users(place)
+    below = [str(entry.path) for entry in list_mounts() if place in entry.path.parents]
+    named = ", ".join(f"{pid} ({name})" for pid, name in who[:20])
+    parts = [f"in use by pid {named}"] if named else []
+    if below:
+        parts.append("mounts below it: " + ", ".join(below[:5]))
+    return Busy(
+        f"{place} is busy: " + ("; ".join(parts) or "in use by a process that cannot be seen from here"),
+        hint="end them or change their directory; `--lazy` detaches it under them",
+        details={"pids": [pid for pid, _ in who]},
+    )
+
+
+def users(place: Path) -> list[tuple[int, str]]:
+    """(pid, name) of processes with a directory, file or mapping below `place`. Reads links only, so a stuck
+    mount cannot block it. Processes that may not be looked at are left out."""
+    prefix = os.fsencode(place)
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid() and _uses(entry, prefix):
+            try:
+                name = Path(f"/proc/{entry}/comm").read_text().strip()
+            except OSError:
+                name = "?"
+            found.append((int(entry), name))
+    return sorted(found)
+
+
+def _uses(pid: str, prefix: bytes) -> bool:
+    base = f"/proc/{pid}".encode()
+
+    def inside(path: bytes) -> bool:
+        return path == prefix or path.startswith(prefix + b"/")
+
+    try:
+        links = [base + b"/cwd", base + b"/root", base + b"/exe"]
+        links += [base + b"/fd/" + name for name in os.listdir(base + b"/fd")]
+        for link in links:
+            try:
+                if inside(os.readlink(link)):
+                    return True
+            except OSError:
+                # Closed meanwhile, or a kernel thread.
+                continue
+        with open(base + b"/maps", "rb") as maps:
+            return any(inside(line[73:].rstrip(b"\n")) for line in maps if len(line) > 73)
+    except OSError:
+        return False
+
+
+def set_read_ahead(place: Path, kib: int) -> bool:
+    """Let the kernel ask for up to `kib` KiB at once; root only. False when it cannot be set."""
+    entry = mounted_at(place)
+    if entry is None:
+        return False
+    try:
+        Path(f"/sys/class/bdi/{entry.device}/read_ahead_kb").write_text(str(kib))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,154 @@
+"""The record of a mount in the runtime directory: how commands find it by path alone.
+
+`<mount id>.json` (0600) is written before mounting and kept after the end, so that `fsd wait-exit` can tell
+how it ended. `<mount id>.lock` is held (flock) by the supervisor and the daemon together: it is free only
+when both are gone. Imports neither pyfuse3 nor trio.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fsd.host.seam import Host
+from fsd.kernel.mountpoint import list_mounts, mounted_at, resolve
+from fsd.model.errors import NotFound, NotPermitted, UsageError
+
+STARTING: Final = "starting"
+MOUNTED: Final = "mounted"
+RESTARTING: Final = "restarting"
+DETACHED: Final = "detached"  # the kernel's side is gone, the rest is being sent
+ENDED: Final = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What `<mount id>.json` holds. `ended` is {"exit", "pending", "reason"} once the daemon has ended."""
+
+    mount_id: str
+    file_system_id: str
+    mountpoint: str
+    socket: str
+    state_dir: str
+    log: str
+    endpoint: str
+    remote_path: str
+    pid: int = 0
+    supervisor_pid: int = 0
+    state: str = STARTING
+    restarts: int = 0
+    ended: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return f"fsd:{self.file_system_id}:{self.mount_id}"
+
+
+class RuntimeDir:
+    """One runtime directory. `open` makes and checks it; reading needs no checks of its own."""
+
+    def __init__(self, path: Path, host: Host) -> None:
+        self.path = path
+        self._host = host
+
+    def make(self) -> None:
+        """Make it 0700. Raises `NotPermitted` when it belongs to somebody else."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = os.lstat(self.path)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            raise NotPermitted(f"{self.path} is not a directory of yours", hint="remove it, or set TMPDIR")
+        if info.st_mode & 0o077:
+            os.chmod(self.path, 0o700)
+
+    def record_path(self, mount_id: str) -> Path:
+        return self.path / f"{mount_id}.json"
+
+    def socket_path(self, mount_id: str) -> Path:
+        return self.path / f"{mount_id}.sock"
+
+    def write(self, record: Record) -> None:
+        target = self.record_path(record.mount_id)
+        temporary = target.with_name(f".{target.name}.{self._host.token_bytes(4).hex()}")
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(asdict(record), indent=1))
+        os.rename(temporary, target)
+
+    def update(self, mount_id: str, **changes: Any) -> Record:
+        record = replace(self.read(mount_id), **changes)
+        self.write(record)
+        return record
+
+    def read(self, mount_id: str) -> Record:
+        """Raises `NotFound`."""
+        try:
+            raw = json.loads(self.record_path(mount_id).read_text())
+            known = Record.__dataclass_fields__
+            return Record(**{name: value for name, value in raw.items() if name in known})
+        except (OSError, ValueError, TypeError) as exc:
+            raise NotFound(
+                f"no record of mount {mount_id} in {self.path}", hint="was it mounted by another user?"
+            ) from exc
+
+    def records(self) -> list[Record]:
+        """Every readable record, by mount point."""
+        found = []
+        try:
+            names = sorted(self.path.glob("*.json"))
+        except OSError:
+            return []
+        for name in names:
+            try:
+                found.append(self.read(name.stem))
+            except NotFound:
+                continue
+        return sorted(found, key=lambda record: record.mountpoint)
+
+    def lock(self, mount_id: str) -> int | None:
+        """The family lock's fd, held until every copy of it is closed; None when somebody holds it."""
+        fd = os.open(self.path / f"{mount_id}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def alive(self, mount_id: str) -> bool:
+        """Whether a supervisor or daemon of the mount lives."""
+        if not (self.path / f"{mount_id}.lock").exists():
+            return False
+        fd = self.lock(mount_id)
+        if fd is None:
+            return True
+        os.close(fd)
+        return False
+
+    def find(self, path: Path) -> Record:
+        """The record of the mount at `path`, or of the last one there. Raises `NotFound`, `UsageError`."""
+        place = resolve(path)
+        entry = mounted_at(place)
+        if entry is not None and entry.ids is not None:
+            return self.read(entry.ids[1])
+        if entry is not None and entry.fstype.startswith("fuse"):
+            raise UsageError(f"{place} is a mount of something else ({entry.fstype}, {entry.source})")
+        here = [record for record in self.records() if record.mountpoint == str(place)]
+        for record in sorted(here, key=lambda r: self.record_path(r.mount_id).stat().st_mtime, reverse=True):
+            return record
+        raise NotFound(f"nothing is mounted at {place}", hint="`fsd mounts` lists what is mounted here")
+
+    def mounts_of(self, file_system_id: str) -> list[Record]:
+        """The live mounts of one filesystem on this machine, as far as this user can see them."""
+        found = []
+        for entry in list_mounts():
+            ids = entry.ids
+            if ids is not None and ids[0] == file_system_id:
+                try:
+                    found.append(self.read(ids[1]))
+                except NotFound:
+                    continue
+        return found

@@ -1,0 +1,195 @@
+"""`fsd drain`, `fsd unmount`, `fsd wait`, `fsd wait-exit`, `fsd status`: the side of the command.
+
+Each takes the mount point and the runtime directory and returns the answer as the command prints it; what
+was not drained is `NotDrained` with the same answer in its details. Success is never reported while the
+kernel lists the mount.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from fsd.host.seam import Host
+from fsd.kernel import mountpoint, runtime
+from fsd.kernel.control_client import NoDaemon, request
+from fsd.kernel.runtime import Record, RuntimeDir
+from fsd.model.errors import Busy, NotDrained, NotFound, Unavailable
+
+Say = Callable[[str], None]
+# The daemon sends a progress line every second while it works; this long a silence is a hang.
+SILENCE: Final = 30.0
+EMPTY: Final = {"operations": 0, "files": 0, "bytes": 0}
+_pace = threading.Event()
+
+
+def _progress(say: Say) -> Callable[[dict[str, Any]], None]:
+    def tell(news: dict[str, Any]) -> None:
+        say(str(news.get("text", "")))
+
+    return tell
+
+
+def left_sentence(answer: dict[str, Any]) -> str:
+    """What is left, for people."""
+    pending = answer.get("pending") or EMPTY
+    text = f"{pending['files']} files, {pending['bytes']} bytes, {pending['operations']} operations are left"
+    if answer.get("first_failed_path"):
+        text += f", the first is {answer['first_failed_path']}"
+    if answer.get("reason"):
+        text += f" ({answer['reason']})"
+    return text
+
+
+def _judged(answer: dict[str, Any], what: str) -> dict[str, Any]:
+    pending = answer.get("pending") or EMPTY
+    if pending["operations"] or pending["files"] or answer.get("status") == "not_drained":
+        raise NotDrained(f"{what}: {left_sentence(answer)}", details=answer)
+    return answer
+
+
+def status(place: Path, directory: RuntimeDir) -> dict[str, Any]:
+    """The daemon's status; raises `NotFound` when nothing is mounted there."""
+    record = directory.find(place)
+    return request(Path(record.socket), "status", timeout=SILENCE)
+
+
+def drain(place: Path, directory: RuntimeDir, within: float | None, say: Say) -> dict[str, Any]:
+    """Everything written before the call is on the server when this returns."""
+    record = directory.find(place)
+    answer = request(
+        Path(record.socket), "drain", {"timeout": within}, timeout=SILENCE, progress=_progress(say)
+    )
+    return _judged(answer, f"{record.mountpoint} is not drained")
+
+
+def barrier(record: Record, within: float | None) -> dict[str, Any]:
+    """A drain for another command (a journal append): quiet, the same errors."""
+    answer = request(Path(record.socket), "drain", {"timeout": within}, timeout=SILENCE)
+    return _judged(answer, f"{record.mountpoint} is not drained")
+
+
+def wait(place: Path, directory: RuntimeDir, seq: int, within: float | None, say: Say) -> dict[str, Any]:
+    """Until the mount shows commit `seq`; raises `Unavailable` when it does not within the time."""
+    record = directory.find(place)
+    return request(
+        Path(record.socket),
+        "wait",
+        {"seq": seq, "timeout": within},
+        timeout=SILENCE,
+        progress=_progress(say),
+    )
+
+
+def unmount(
+    place: Path,
+    directory: RuntimeDir,
+    within: float | None,
+    say: Say,
+    host: Host,
+    *,
+    lazy: bool = False,
+) -> dict[str, Any]:
+    """Drain, detach, and wait until the daemon has ended.
+
+    Raises `Busy` (still mounted), `NotDrained` (detached; the rest is kept), `NotFound` (nothing mounted).
+    """
+    resolved = mountpoint.resolve(place)
+    entry = mountpoint.mounted_at(resolved)
+    if entry is None:
+        raise NotFound(f"nothing is mounted at {resolved}", hint="`fsd mounts` lists what is mounted here")
+    record = directory.find(resolved)
+    try:
+        answer = request(
+            Path(record.socket),
+            "unmount",
+            {"timeout": within, "lazy": lazy},
+            timeout=SILENCE,
+            progress=_progress(say),
+        )
+    except NoDaemon:
+        if directory.alive(record.mount_id):
+            raise
+        return _unmount_dead(resolved, record)
+    _wait_gone(directory, record, host, 30.0, say)
+    if mountpoint.still_listed(resolved, record.source):
+        raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
+    return _judged(answer, f"{resolved} is unmounted, but not everything was sent")
+
+
+def _unmount_dead(place: Path, record: Record) -> dict[str, Any]:
+    """The daemon is dead: detach what it left. Nobody knows what is pending, so this is no success."""
+    mountpoint.detach(place, lazy=True)
+    raise NotDrained(
+        f"{place} was dead (its daemon is gone) and is detached now; what it had not sent is in "
+        f"{record.state_dir}",
+        hint="`fsd mount` at the same place, or `fsd recover`, sends it",
+        details={"status": "dead"},
+    )
+
+
+def wait_exit(
+    place: Path, directory: RuntimeDir, within: float | None, say: Say, host: Host
+) -> dict[str, Any]:
+    """Until the daemon of the last mount at `place` has ended; how it ended.
+
+    Raises `Busy` when it is still mounted there, `Unavailable` when the time is over, `NotDrained` when
+    something is left.
+    """
+    record = directory.find(place)
+    if directory.alive(record.mount_id):
+        if mountpoint.still_listed(Path(record.mountpoint), record.source):
+            raise Busy(f"{record.mountpoint} is mounted", hint="unmount it first")
+        _wait_gone(directory, record, host, within, say)
+    record = directory.read(record.mount_id)
+    if record.state != runtime.ENDED:
+        raise NotDrained(
+            f"the daemon of {record.mountpoint} was killed; what it had not sent is in {record.state_dir}",
+            hint="`fsd mount` at the same place, or `fsd recover`, sends it",
+            details={"status": "lost"},
+        )
+    return _judged({"status": "ended", **record.ended}, f"{record.mountpoint} ended undrained")
+
+
+def _wait_gone(directory: RuntimeDir, record: Record, host: Host, within: float | None, say: Say) -> None:
+    deadline = None if within is None else host.monotonic() + within
+    said = host.monotonic()
+    while directory.alive(record.mount_id):
+        now = host.monotonic()
+        if deadline is not None and now > deadline:
+            raise Unavailable(f"the daemon of {record.mountpoint} (pid {record.pid}) has not ended yet")
+        if now - said > 2:
+            said = now
+            say(f"waiting for the daemon of {record.mountpoint} to send the rest")
+        _pace.wait(0.02)
+
+
+def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
+    """Every mount of ours in the kernel's table, and every daemon that is still sending."""
+    found = []
+    listed = {entry.ids[1]: entry for entry in mountpoint.list_mounts() if entry.ids}
+    records = {record.mount_id: record for record in directory.records()}
+    for mount_id, entry in listed.items():
+        record = records.get(mount_id)
+        row: dict[str, Any] = {"mount_path": str(entry.path), "mount_id": mount_id}
+        row["file_system_id"] = entry.ids[0] if entry.ids else ""
+        row["state"] = record.state if record and directory.alive(mount_id) else "dead"
+        if record:
+            row |= {"pid": record.pid, "state_dir": record.state_dir, "remote_path": record.remote_path}
+        found.append(row)
+    for mount_id, record in records.items():
+        if mount_id not in listed and directory.alive(mount_id):
+            found.append(
+                {
+                    "mount_path": record.mountpoint,
+                    "mount_id": mount_id,
+                    "file_system_id": record.file_system_id,
+                    "state": record.state,
+                    "pid": record.pid,
+                    "state_dir": record.state_dir,
+                    "remote_path": record.remote_path,
+                }
+            )
+    return found
