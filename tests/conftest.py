@@ -14,6 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import leftovers
+from support.postgres import postgres_server  # noqa: F401 - a fixture for all
+from support.seaweed import seaweed_server  # noqa: F401
 from support.wait import wait_for
 
 _run_id = secrets.token_hex(8)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from fsd.model.errors import UsageError
 
-_KEY: Final = re.compile(r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$")
+_KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 KEY_MAX: Final = 512
 
 
@@ -51,6 +51,6 @@ class BlobStore(Protocol):
 
 def check_key(key: str) -> str:
     """`key`; raises `UsageError` for one that is none."""
-    if len(key) > KEY_MAX or not _KEY.match(key):
+    if len(key) > KEY_MAX or not _KEY.fullmatch(key):
         raise UsageError(f"{key!r} is no object key")
     return key

@@ -1,0 +1,183 @@
+"""What every `BlobStore` promises, on a directory and on a real S3 server."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from pathlib import Path
+
+import boto3
+import pytest
+from support.seaweed import SeaweedServer
+
+from fsd.blobs.directory import DirectoryStore
+from fsd.blobs.s3 import S3Options, S3Store
+from fsd.blobs.store import BlobStore
+from fsd.host.seam import Host
+from fsd.model.errors import IntegrityError, NotFound, Unavailable, UsageError
+from fsd.model.limits import MIB
+
+
+@pytest.fixture(scope="session")
+def bucket(seaweed_server: SeaweedServer) -> S3Options:
+    """A bucket for the session; each test has a prefix of its own."""
+    options = S3Options(
+        bucket="fsd-test",
+        endpoint=seaweed_server.endpoint,
+        access_key=seaweed_server.access_key,
+        secret_key=seaweed_server.secret_key,
+    )
+    boto3.client(
+        "s3",
+        endpoint_url=options.endpoint,
+        aws_access_key_id=options.access_key,
+        aws_secret_access_key=options.secret_key,
+        region_name=options.region,
+    ).create_bucket(Bucket=options.bucket)
+    return options
+
+
+@pytest.fixture(params=["directory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    if request.param == "directory":
+        return DirectoryStore(tmp_path / "objects", Host())
+    options: S3Options = request.getfixturevalue("bucket")
+    return S3Store(
+        S3Options(
+            bucket=options.bucket,
+            prefix=f"{secrets.token_hex(6)}/",
+            endpoint=options.endpoint,
+            access_key=options.access_key,
+            secret_key=options.secret_key,
+        ),
+        Host(),
+    )
+
+
+def test_what_was_put_is_read_in_ranges(store: BlobStore) -> None:
+    data = secrets.token_bytes(100_000)
+    store.put("packs/fs_a/01", [data[:10], b"", data[10:50_000], data[50_000:]])
+    assert store.head("packs/fs_a/01") == len(data)
+    assert store.get("packs/fs_a/01", 0, len(data)) == data
+    assert store.get("packs/fs_a/01", 0, 1) == data[:1]
+    assert store.get("packs/fs_a/01", 99_999, 1) == data[-1:]
+    assert store.get("packs/fs_a/01", 49_990, 20) == data[49_990:50_010]
+    assert store.get("packs/fs_a/01", 5, 0) == b""
+
+
+def test_pieces_may_come_from_a_generator_and_be_large(store: BlobStore) -> None:
+    block = secrets.token_bytes(MIB)
+    store.put("packs/big", (block for _ in range(8)))
+    assert store.head("packs/big") == 8 * MIB
+    assert store.get("packs/big", 7 * MIB - 100, MIB + 100) == block[-100:] + block
+
+
+def test_an_empty_object(store: BlobStore) -> None:
+    store.put("empty", [])
+    assert store.head("empty") == 0
+    assert store.get("empty", 0, 0) == b""
+
+
+def test_what_is_not_there(store: BlobStore) -> None:
+    assert store.head("packs/none") is None
+    with pytest.raises(NotFound):
+        store.get("packs/none", 0, 1)
+    with pytest.raises(NotFound):
+        store.get("packs/none", 0, 0)
+    store.delete("packs/none")
+    assert list(store.list("packs/")) == []
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 11), (5, 6), (10, 1), (1000, 5)])
+def test_a_range_behind_the_end_is_damage(store: BlobStore, offset: int, length: int) -> None:
+    store.put("short", [b"0123456789"])
+    with pytest.raises(IntegrityError):
+        store.get("short", offset, length)
+
+
+def test_putting_again_replaces(store: BlobStore) -> None:
+    store.put("k", [b"first and long"])
+    store.put("k", [b"second"])
+    assert store.head("k") == 6
+    assert store.get("k", 0, 6) == b"second"
+
+
+def test_delete_is_idempotent_and_takes_one(store: BlobStore) -> None:
+    store.put("a/1", [b"x"])
+    store.put("a/10", [b"y"])
+    store.delete("a/1")
+    store.delete("a/1")
+    assert store.head("a/1") is None
+    assert [found.key for found in store.list("a/")] == ["a/10"]
+
+
+def test_list_is_by_prefix_with_sizes_and_times(store: BlobStore) -> None:
+    for fs in ("fs_a", "fs_ab", "fs_b"):
+        for number in range(3):
+            store.put(f"packs/{fs}/{number:016x}", [b"x" * number])
+    found = {one.key: one for one in store.list("packs/fs_a/")}
+    assert set(found) == {f"packs/fs_a/{number:016x}" for number in range(3)}
+    assert [found[f"packs/fs_a/{number:016x}"].size for number in range(3)] == [0, 1, 2]
+    now = Host().wall_ns() // 10**9
+    assert all(now - 600 < one.mtime < now + 600 for one in found.values())
+    assert len(list(store.list("packs/fs_a"))) == 6
+    assert len(list(store.list(""))) == 9
+
+
+def test_more_objects_than_a_page_are_all_listed(store: BlobStore) -> None:
+    if isinstance(store, S3Store):
+        store.page = 25
+    keys = {f"many/{number:04d}" for number in range(60)}
+    for key in keys:
+        store.put(key, [b"x"])
+    assert {one.key for one in store.list("many/")} == keys
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a/", "a//b", "../a", "a/../b", ".hidden", "a/.b", "a b", "a\n", "x" * 600]
+)
+def test_keys_that_are_none(store: BlobStore, key: str) -> None:
+    for call in (lambda: store.put(key, [b"x"]), lambda: store.get(key, 0, 1), lambda: store.head(key)):
+        with pytest.raises(UsageError):
+            call()
+
+
+def test_readers_see_whole_objects_while_one_is_replaced(store: BlobStore) -> None:
+    size = 200_000
+    store.put("k", [b"a" * size])
+    stop = threading.Event()
+    torn: list[bytes] = []
+    looked = 0
+
+    def look() -> None:
+        nonlocal looked
+        while not stop.is_set():
+            data = store.get("k", 0, size)
+            looked += 1
+            if data.count(data[:1]) != size:
+                torn.append(data)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for letter in b"bcdefgh":
+        store.put("k", [bytes([letter]) * size])
+    stop.set()
+    reader.join(30)
+    assert looked
+    assert not torn
+    assert store.get("k", 0, 1) == b"h"
+
+
+def test_a_bucket_that_cannot_be_used_is_told_at_once(bucket: S3Options) -> None:
+    for options in (
+        S3Options("no-such-bucket", "", bucket.endpoint, "us-east-1", bucket.access_key, bucket.secret_key),
+        S3Options(bucket.bucket, "", bucket.endpoint, "us-east-1", bucket.access_key, "wrong"),
+        S3Options(bucket.bucket, "", "http://127.0.0.1:9", "us-east-1", "a", "b"),
+    ):
+        with pytest.raises(Unavailable):
+            S3Store(options, Host())
+
+
+def test_a_secret_is_not_shown(bucket: S3Options) -> None:
+    assert bucket.secret_key is not None
+    assert bucket.secret_key not in repr(bucket)
