@@ -1,0 +1,421 @@
+"""Commits: the one way a filesystem's `seq` moves (invariant 4, *one way*).
+
+A commit of a mount session goes, in one transaction: lock the filesystem's row; ticket; operations the server
+has seen already are matched one by one; blobs that came along are stored and those named must be there; the
+rules decide every operation on a `View`; rows, blob counts, change row, applied row, session row and the
+filesystem's row are written. A direct command (`apply_direct`) takes the same way without a session: its
+operations are built on the locked state, and one that is not simply applied undoes all.
+
+The transaction may run again (see `Database.write`), so nothing outside it changes before it is durable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgpack
+
+from fsd.host.seam import Host
+from fsd.meta.database import Database, Tx
+from fsd.model import blocks
+from fsd.model.attrs import make_ino
+from fsd.model.blocks import Part, Parts
+from fsd.model.errors import (
+    Conflict,
+    NotFound,
+    PosixError,
+    SessionForked,
+    TooLarge,
+    Unavailable,
+)
+from fsd.model.limits import APPLIED_KEEP, BLOCK, COMMIT_OPS_MAX
+from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
+from fsd.service import rows
+from fsd.service.access import FsRef, Grant
+from fsd.service.feed import Feed
+from fsd.service.packs import Packs, Prepared
+from fsd.service.rules import NeedFull, Refuse, Rules
+from fsd.service.rules_content import NeedFold, check
+from fsd.service.sessions import TICKET, SessionRow, Sessions, pending_text
+from fsd.service.view import NameKey, View
+from fsd.wire.frame import Blob, make_blob, open_blob
+from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
+
+T = TypeVar("T")
+_DIGEST: Final = 8
+_APPLIED: Final = struct.Struct(f">Q{_DIGEST}s")
+_FOLDS_MAX: Final = 64  # blocks folded for one commit; after that an append becomes a copy
+
+
+class FsState(NamedTuple):
+    """The locked filesystem row."""
+
+    seq: int
+    pinned: int
+
+
+class Numbers:
+    """Inode numbers the server makes itself, under a session number of its own. Any thread."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._counter = itertools.count(1)  # next() is atomic
+
+    def new_ino(self) -> int:
+        return make_ino(self._session, next(self._counter))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A commit made ready outside the transaction. `named`: the blobs each content operation names;
+    `refused`: operations that are wrong in themselves; `digests`: one for each operation."""
+
+    commit: Commit
+    ops: list[Op]
+    named: dict[int, set[bytes]]
+    refused: dict[int, Outcome]
+    digests: dict[int, bytes]
+    prepared: Prepared | None
+
+
+class Commits:
+    """Any thread. Blocks until durable."""
+
+    def __init__(
+        self, db: Database, packs: Packs, sessions: Sessions, feed: Feed, numbers: Numbers, host: Host
+    ) -> None:
+        self._db, self._packs, self._sessions, self._feed = db, packs, sessions, feed
+        self._numbers, self._host = numbers, host
+
+    def commit(self, fs: FsRef, commit: Commit, who: Grant) -> CommitAnswer:
+        """Apply a session's commit; see `CommitAnswer`. Raises `SessionForked`, `SessionUnknown`,
+        `UsageError`, `IntegrityError` (a blob's bytes), `NotFound`, and what the database raises."""
+        work = self._work(fs, commit)
+        folding = _Folding(self._packs, fs, commit.blobs)
+
+        def run(tx: Tx) -> tuple[CommitAnswer, bool]:
+            return self._commit(tx, fs, work, folding)
+
+        while True:
+            try:
+                answer, moved = self._db.write(run)
+                break
+            except NeedFold as need:
+                folding.fold(need.parts)
+        if moved:
+            self._feed.wake(fs.id, answer.seq)
+        return answer
+
+    def _work(self, fs: FsRef, commit: Commit) -> _Work:
+        ops = commit.ops
+        if len(ops) > COMMIT_OPS_MAX:
+            raise TooLarge(f"{len(ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
+        named, refused = examine(ops)
+        pack = msgpack.Packer(use_bin_type=True).pack
+        digests = {op.opno: hashlib.blake2b(pack(op), digest_size=_DIGEST).digest() for op in ops}
+        prepared = self._packs.prepare(fs.id, fs.name, commit.blobs) if commit.blobs else None
+        return _Work(commit, ops, named, refused, digests, prepared)
+
+    def _commit(self, tx: Tx, fs: FsRef, work: _Work, folding: _Folding) -> tuple[CommitAnswer, bool]:
+        state = lock(tx, fs)
+        commit = work.commit
+        session = self._sessions.load(tx, fs, commit.session)
+        if session.prev_ticket and (commit.ticket, commit.digest) == (
+            session.prev_ticket,
+            session.prev_digest,
+        ):
+            return read_answer(session.prev_answer), False
+        seen = [op for op in work.ops if op.opno < session.next_op]
+        told = _match(tx, session, seen, work.digests)
+        if commit.ticket != session.ticket and not seen:
+            raise forked()
+        rest = work.ops[len(seen) :]
+        if not rest and commit.ticket != session.ticket:
+            # A copy of an older request, or a log whose tail was lost: what it asks is done.
+            return CommitAnswer(state.seq, session.ticket, session.next_op, told, (), 0), False
+        folding.insert(tx, self._packs)
+        missing = self._missing(tx, fs, rest, work)
+        if missing:
+            return (
+                CommitAnswer(state.seq, session.ticket, session.next_op, (), tuple(missing), 0),
+                False,
+            )
+        rules = self._rules(tx, fs, state, session, folding)
+        outcomes, done, need_full = _apply(rules, rest, work.refused)
+        moved = self._write(tx, fs, state, rules, session.id)
+        next_op = done[-1].opno + 1 if done else session.next_op
+        seq = state.seq + 1 if moved else state.seq
+        ticket = self._host.token_bytes(TICKET)
+        answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full)
+        self._note(tx, session, work, done, outcomes, answer)
+        return answer, moved
+
+    def _missing(self, tx: Tx, fs: FsRef, rest: list[Op], work: _Work) -> list[bytes]:
+        if work.prepared is not None:
+            self._packs.insert(tx, work.prepared)
+        named: set[bytes] = set()
+        for op in rest:
+            if op.opno in work.named:
+                named |= work.named[op.opno]
+        return self._packs.missing(tx, fs.id, named) if named else []
+
+    def _rules(self, tx: Tx, fs: FsRef, state: FsState, session: SessionRow, folding: _Folding) -> Rules:
+        redirects, moved = _load_redirects(tx, session.id)
+        return Rules(
+            View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx),
+            me=session.id,
+            mount=session.mount,
+            redirects=redirects,
+            moved=moved,
+            folds=folding.folds,
+        )
+
+    def _write(self, tx: Tx, fs: FsRef, state: FsState, rules: Rules, session: int) -> bool:
+        """Write what the rules changed as one commit; whether there was anything."""
+        seq = state.seq + 1
+        written = rows.write(tx, rules.view, fs.id, seq, state.pinned)
+        _store_redirects(tx, rules)
+        if not written.anything:
+            return False
+        self._packs.adjust(tx, fs.id, written.refs)
+        self._feed.append(tx, fs.id, seq, session, written.changed_inos, written.changed_names)
+        tx.execute(
+            "UPDATE fs SET seq=?, storage_bytes=storage_bytes+?, file_count=file_count+? WHERE id=?",
+            (seq, written.storage_bytes, written.inodes, fs.id),
+        )
+        return True
+
+    def _note(
+        self,
+        tx: Tx,
+        session: SessionRow,
+        work: _Work,
+        done: list[Op],
+        outcomes: list[Outcome],
+        answer: CommitAnswer,
+    ) -> None:
+        """Remember what a repeat must be answered."""
+        now = self._host.wall_ns()
+        tx.execute(
+            "UPDATE session SET next_op=?, ticket=?, prev_ticket=?, prev_digest=?, prev_answer=?, "
+            "last_seen=?, last_commit=?, pending=? WHERE id=?",
+            (
+                answer.next_op,
+                answer.ticket,
+                work.commit.ticket,
+                work.commit.digest,
+                answer.encode(),
+                now,
+                now,
+                pending_text(work.commit.pending),
+                session.id,
+            ),
+        )
+        if not done:
+            return
+        digests = b"".join(_APPLIED.pack(op.opno, work.digests[op.opno]) for op in done)
+        tx.execute(
+            "INSERT INTO applied (session, last_op, first_op, digests, outcomes) VALUES (?,?,?,?,?)",
+            (session.id, done[-1].opno, done[0].opno, digests, packb(outcomes)),
+        )
+        if answer.next_op > APPLIED_KEEP:
+            tx.execute(
+                "DELETE FROM applied WHERE session=? AND last_op<?",
+                (session.id, answer.next_op - APPLIED_KEEP),
+            )
+
+    # Direct commands.
+
+    def apply_direct(
+        self,
+        fs: FsRef,
+        build: Callable[[View], Sequence[Op]],
+        blobs: Sequence[Blob] = (),
+        after: Callable[[View], T] | None = None,
+    ) -> tuple[int, T | None]:
+        """One transaction without a session: `build` reads the locked state and says what to do (it may raise
+        to do nothing); `after` sees the changed view, in the same transaction, and makes the result. Returns
+        the filesystem's seq and that. `blobs` are stored with it; others must have been stored before.
+
+        Both functions may run again and on another thread. Raises what they raise, `PosixError` for an
+        operation the rules do not simply apply, `Unavailable` when a named blob is not stored any more.
+        """
+        prepared = self._packs.prepare(fs.id, fs.name, blobs) if blobs else None
+
+        def run(tx: Tx) -> tuple[int, T | None, bool]:
+            state = lock(tx, fs)
+            view = View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx)
+            rules = Rules(view, me=0, mount="server")
+            ops = list(build(view))
+            if prepared is not None:
+                self._packs.insert(tx, prepared)
+            self._apply_all(tx, fs, rules, ops)
+            # Before the rows are written, so that `after` may also write: it sees the view, not the rows.
+            result = None if after is None else after(view)
+            moved = self._write(tx, fs, state, rules, 0)
+            return state.seq + 1 if moved else state.seq, result, moved
+
+        seq, result, moved = self._db.write(run)
+        if moved:
+            self._feed.wake(fs.id, seq)
+        return seq, result
+
+    def _apply_all(self, tx: Tx, fs: FsRef, rules: Rules, ops: list[Op]) -> None:
+        """Apply every operation or raise."""
+        named, refused = examine(ops)
+        wanted: set[bytes] = set().union(*named.values()) if named else set()
+        if wanted and self._packs.missing(tx, fs.id, wanted):
+            raise Unavailable("content uploaded for this is not stored any more", hint="try again")
+        rules.view.prefetch(ops, {})
+        for op in ops:
+            try:
+                outcome = refused.get(op.opno) or rules.apply(op)
+            except NeedFull as exc:
+                raise Conflict("the file was changed meanwhile") from exc
+            if outcome is not None:
+                raise PosixError(outcome.errno, outcome.reason)
+
+
+class _Folding:
+    """Blocks that appends have cut into too many parts, made whole again between two tries of a commit."""
+
+    def __init__(self, packs: Packs, fs: FsRef, own: Sequence[Blob]) -> None:
+        self._packs, self._fs = packs, fs
+        self._own = {blob.hash: blob for blob in own}
+        self._prepared: list[Prepared] = []
+        self.folds: dict[Parts, Parts] | None = {}
+
+    def fold(self, parts: Parts) -> None:
+        """Make one blob of what `parts` show, and remember it. Past the bound: no appends any more."""
+        if self.folds is None or len(self.folds) >= _FOLDS_MAX:
+            self.folds = None
+            return
+        wanted = [one for one in blocks.hashes(parts) if one not in self._own]
+        found = self._packs.read(self._fs.id, wanted)
+        data = bytearray(max(part.off + part.length for part in parts))
+        opened: dict[bytes, bytes] = {}
+        for piece in blocks.pieces(parts, 0, BLOCK):
+            if piece.hash not in opened:
+                blob = self._own.get(piece.hash) or found.get(piece.hash)
+                if blob is None:
+                    raise Unavailable("content of a file is not stored", hint="run fsd check")
+                opened[piece.hash] = open_blob(blob)
+            data[piece.at : piece.at + piece.length] = opened[piece.hash][
+                piece.boff : piece.boff + piece.length
+            ]
+        whole = make_blob(bytes(data))
+        self._prepared.append(self._packs.prepare(self._fs.id, self._fs.name, [whole]))
+        self.folds[parts] = (Part(0, len(data), 0, whole.hash),)
+
+    def insert(self, tx: Tx, packs: Packs) -> None:
+        for prepared in self._prepared:
+            packs.insert(tx, prepared)
+
+
+def lock(tx: Tx, fs: FsRef) -> FsState:
+    """Lock the filesystem and read its row. Raises `NotFound` when it is not there (any more)."""
+    tx.lock_fs(fs.id)
+    row = tx.one("SELECT seq, pinned, status FROM fs WHERE id=?", (fs.id,))
+    if row is None or row[2] != "active":
+        raise NotFound(f"no filesystem {fs.name}")
+    return FsState(int(row[0]), int(row[1]))
+
+
+def examine(ops: Sequence[Op]) -> tuple[dict[int, set[bytes]], dict[int, Outcome]]:
+    """For each content operation the blobs it names; and outcomes of those that are wrong in themselves.
+    Raises `UsageError` for parts that cannot be read."""
+    named: dict[int, set[bytes]] = {}
+    refused: dict[int, Outcome] = {}
+    for op in ops:
+        if op.kind != CONTENT:
+            continue
+        try:
+            parts = check(op)  # type: ignore[arg-type]
+        except Refuse as no:
+            refused[op.opno] = Outcome(op.opno, REFUSED, no.errno, 0, 0, b"", no.reason)
+            continue
+        found: set[bytes] = set()
+        for one in parts:
+            for part in one:
+                found.add(part.hash)
+        named[op.opno] = found
+    return named, refused
+
+
+def forked() -> SessionForked:
+    return SessionForked(
+        "another copy of this mount has committed in this session",
+        hint="the mount takes a new session and sends its operations again",
+    )
+
+
+def _match(tx: Tx, session: SessionRow, seen: list[Op], digests: dict[int, bytes]) -> tuple[Outcome, ...]:
+    """Outcomes of operations that were applied before; the first that differs raises `SessionForked`."""
+    if not seen:
+        return ()
+    known: dict[int, bytes] = {}
+    outcomes: dict[int, Outcome] = {}
+    found = tx.all(
+        "SELECT digests, outcomes FROM applied "
+        "WHERE session=? AND last_op>=? AND first_op<=? ORDER BY last_op",
+        (session.id, seen[0].opno, seen[-1].opno),
+    )
+    for raw, told in found:
+        known.update(_APPLIED.iter_unpack(raw))
+        for row in msgpack.unpackb(told, use_list=False):
+            outcomes[row[0]] = Outcome._make(row)
+    for op in seen:
+        if known.get(op.opno) != digests[op.opno]:
+            raise forked()
+    return tuple(outcomes[op.opno] for op in seen if op.opno in outcomes)
+
+
+def _apply(rules: Rules, ops: list[Op], refused: dict[int, Outcome]) -> tuple[list[Outcome], list[Op], int]:
+    """Apply in order: outcomes to tell, operations done, and where a full block list is needed (or 0)."""
+    rules.view.prefetch(ops, rules.redirects)
+    outcomes: list[Outcome] = []
+    for at, op in enumerate(ops):
+        try:
+            outcome = refused.get(op.opno) or rules.apply(op)
+        except NeedFull as need:
+            return outcomes, ops[:at], need.opno
+        if outcome is not None:
+            outcomes.append(outcome)
+    return outcomes, ops, 0
+
+
+def _load_redirects(tx: Tx, session: int) -> tuple[dict[int, int], dict[tuple[int, bytes, int], NameKey]]:
+    redirects: dict[int, int] = {}
+    moved: dict[tuple[int, bytes, int], NameKey] = {}
+    found: list[tuple[Any, ...]] = tx.all(
+        "SELECT ino, to_ino, 0, NULL, NULL FROM redirect WHERE session=? "
+        "UNION ALL SELECT ino, parent, to_parent, name, to_name FROM moved WHERE session=?",
+        (session, session),
+    )
+    for ino, number, to_parent, name, to_name in found:
+        if name is None:
+            redirects[ino] = number
+        else:
+            moved[number, name, ino] = (to_parent, to_name)
+    return redirects, moved
+
+
+def _store_redirects(tx: Tx, rules: Rules) -> None:
+    if rules.redirects_new:
+        tx.many(
+            "INSERT INTO redirect (session, ino, to_ino) VALUES (?,?,?) "
+            "ON CONFLICT (session, ino) DO UPDATE SET to_ino=excluded.to_ino",
+            [(rules.me, ino, to) for ino, to in sorted(rules.redirects_new.items())],
+        )
+    if rules.moved_new:
+        tx.many(
+            "INSERT INTO moved (session, parent, name, ino, to_parent, to_name) VALUES (?,?,?,?,?,?) "
+            "ON CONFLICT (session, parent, name, ino) DO UPDATE SET to_parent=excluded.to_parent, "
+            "to_name=excluded.to_name",
+            [(rules.me, *key, *to) for key, to in sorted(rules.moved_new.items())],
+        )

@@ -1,0 +1,133 @@
+"""The change feed: one row a commit, read in pages, waited for.
+
+Rows are kept for 7 days, and the newest 100,000 in any case; a reader further behind is told to start over
+(`reset`). In one process a commit wakes its waiters; commits of other replicas are found by looking at the
+head every RECHECK seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import msgpack
+
+from fsd.host.seam import Host
+from fsd.meta.database import Database, Tx
+from fsd.model.errors import NotFound
+from fsd.model.limits import FEED_PAGE_MAX, FEED_WAIT_MAX, MIB
+from fsd.service.access import FsRef
+from fsd.service.view import NameKey
+from fsd.wire.messages import Change, FeedPage
+
+KEEP_ROWS: Final = 100_000
+KEEP_NS: Final = 7 * 24 * 3600 * 10**9
+RECHECK: Final = 0.2
+PRUNE_EVERY: Final = 256  # commits of a filesystem between two prunings
+_PRUNE_ROWS: Final = 4 * PRUNE_EVERY  # at most so many rows go at a time
+_PAGE_BYTES: Final = 4 * MIB
+
+
+class Feed:
+    """All methods from any thread; those that take a `tx` inside a `Database` function."""
+
+    def __init__(self, db: Database, host: Host) -> None:
+        self._db = db
+        self._host = host
+        self._changed = threading.Condition()
+        self._heads: dict[int, int] = {}  # newest seq committed by this process
+        self._listeners: list[Callable[[int, int], None]] = []
+
+    def listen(self, callback: Callable[[int, int], None]) -> Callable[[], None]:
+        """Call `callback(fs id, seq)` after each commit of this process, on the committing thread: it must be
+        quick and must not raise. Returns the call that ends it."""
+        with self._changed:
+            self._listeners.append(callback)
+
+        def stop() -> None:
+            with self._changed:
+                self._listeners.remove(callback)
+
+        return stop
+
+    def wake(self, fs: int, seq: int) -> None:
+        """A commit happened."""
+        with self._changed:
+            self._heads[fs] = max(seq, self._heads.get(fs, 0))
+            listeners = list(self._listeners)
+            self._changed.notify_all()
+        for callback in listeners:
+            callback(fs, seq)
+
+    def head(self, fs: FsRef) -> int:
+        """The filesystem's seq now. Raises `NotFound`."""
+        row = self._db.read(lambda tx: tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,)))
+        if row is None:
+            raise NotFound(f"no filesystem {fs.name}")
+        return int(row[0])
+
+    def page(self, fs: FsRef, after: int, wait: float = 0.0) -> FeedPage:
+        """Changes behind `after`; waits up to `wait` seconds while there are none. Blocks its thread."""
+        deadline = self._host.monotonic() + min(wait, FEED_WAIT_MAX)
+        while True:
+            page = self.read(fs, after)
+            left = deadline - self._host.monotonic()
+            if page.changes or page.reset or left <= 0:
+                return page
+            with self._changed:
+                if self._heads.get(fs.id, 0) <= after:
+                    self._changed.wait(min(left, RECHECK))
+
+    def read(self, fs: FsRef, after: int) -> FeedPage:
+        """Changes behind `after` as they are now; never waits."""
+        return self._db.read(lambda tx: _read(tx, fs, after))
+
+    def append(self, tx: Tx, fs: int, seq: int, session: int, inos: list[int], names: list[NameKey]) -> None:
+        """The change row of commit `seq`; now and then the oldest rows go."""
+        now = self._host.wall_ns()
+        what = msgpack.packb((inos, names), use_bin_type=True)
+        tx.execute(
+            "INSERT INTO change (fs, seq, session, at, what) VALUES (?,?,?,?,?)",
+            (fs, seq, session, now, what),
+        )
+        if seq % PRUNE_EVERY == 0 and seq > KEEP_ROWS:
+            self._prune(tx, fs, seq, now)
+
+    def _prune(self, tx: Tx, fs: int, seq: int, now: int) -> None:
+        oldest = tx.one("SELECT min(seq) FROM change WHERE fs=?", (fs,))
+        if oldest is None or oldest[0] is None:
+            return
+        last = min(seq - KEEP_ROWS, oldest[0] + _PRUNE_ROWS)
+        kept = tx.one(
+            "SELECT min(seq) FROM change WHERE fs=? AND seq<=? AND at>=?", (fs, last, now - KEEP_NS)
+        )
+        if kept is not None and kept[0] is not None:
+            last = kept[0] - 1
+        tx.execute("DELETE FROM change WHERE fs=? AND seq<=?", (fs, last))
+        tx.execute("DELETE FROM gone WHERE fs=? AND seq<=?", (fs, last))
+
+
+def _read(tx: Tx, fs: FsRef, after: int) -> FeedPage:
+    row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
+    if row is None:
+        raise NotFound(f"no filesystem {fs.name}")
+    head = int(row[0])
+    if after == head:
+        return FeedPage(head, (), False)
+    oldest = tx.one("SELECT min(seq) FROM change WHERE fs=?", (fs.id,))
+    if after > head or oldest is None or oldest[0] is None or oldest[0] > after + 1:
+        return FeedPage(head, (), True)
+    rows = tx.all(
+        "SELECT seq, session, what FROM change WHERE fs=? AND seq>? ORDER BY seq LIMIT ?",
+        (fs.id, after, FEED_PAGE_MAX),
+    )
+    changes: list[Change] = []
+    size = 0
+    for seq, session, what in rows:
+        size += len(what)
+        if changes and size > _PAGE_BYTES:
+            break
+        inos, names = msgpack.unpackb(what, use_list=False)
+        changes.append(Change(seq, session, inos, names))
+    return FeedPage(head, tuple(changes), False)

@@ -1,0 +1,114 @@
+"""`Service`: all parts of the server's rules over one database and one object store; how it is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from fsd.blobs.open import open_store
+from fsd.blobs.store import BlobStore
+from fsd.host.seam import Host
+from fsd.meta.database import Database, open_database
+from fsd.model.errors import UsageError
+from fsd.service.commit import Commits, Numbers
+from fsd.service.feed import Feed
+from fsd.service.filesystems import FileSystems
+from fsd.service.idempotency import Idempotency
+from fsd.service.journals import Journals
+from fsd.service.namespace import Namespace
+from fsd.service.packs import Packs
+from fsd.service.sessions import SessionInfo, Sessions, insert_session
+from fsd.service.tokens import Tokens
+
+if TYPE_CHECKING:
+    from fsd.blobs.s3 import S3Options
+
+_OWN: Final = SessionInfo("service", "server", "", "", False, "")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """`database` is a PostgreSQL URL, None: SQLite in `data_dir`. `blobs` is a directory or
+    `s3://BUCKET/PREFIX?endpoint=URL&region=CODE` (keys as user and password, or from where boto3 looks),
+    None: packs in `data_dir`/blobs."""
+
+    data_dir: Path
+    database: str | None = None
+    blobs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts, each usable from any thread. `close` once, after the last call."""
+
+    db: Database
+    store: BlobStore
+    packs: Packs
+    commits: Commits
+    namespace: Namespace
+    sessions: Sessions
+    feed: Feed
+    filesystems: FileSystems
+    tokens: Tokens
+    journals: Journals
+    idempotency: Idempotency
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def open_service(options: ServiceOptions, host: Host) -> Service:
+    """Open or make everything. Raises `Busy` (another server uses the data directory), `FormatTooNew`,
+    `NoSpace`, `Unavailable`, `UsageError` (a URL)."""
+    db = open_database(options.database or options.data_dir, host)
+    try:
+        store = open_store(_place(options), host)
+        return assemble(db, store, host)
+    except BaseException:
+        db.close()
+        raise
+
+
+def assemble(db: Database, store: BlobStore, host: Host) -> Service:
+    """A service over parts that are open already."""
+    # The server's own inode numbers (conflict copies, direct commands) need a session number like any other.
+    own = db.write(lambda tx: insert_session(tx, 0, _OWN, b"", host.wall_ns()))
+    packs, sessions, feed = Packs(db, store, host), Sessions(db, host), Feed(db, host)
+    tokens = Tokens(db, host)
+    return Service(
+        db=db,
+        store=store,
+        packs=packs,
+        commits=Commits(db, packs, sessions, feed, Numbers(own), host),
+        namespace=Namespace(db),
+        sessions=sessions,
+        feed=feed,
+        filesystems=FileSystems(db, store, tokens, host),
+        tokens=tokens,
+        journals=Journals(db, host),
+        idempotency=Idempotency(db, host),
+    )
+
+
+def _place(options: ServiceOptions) -> Path | S3Options:
+    if options.blobs is None:
+        return options.data_dir / "blobs"
+    if not options.blobs.startswith("s3://"):
+        return Path(options.blobs)
+    from fsd.blobs.s3 import S3Options
+
+    url = urlsplit(options.blobs)
+    query = dict(parse_qsl(url.query))
+    if not url.hostname or set(query) - {"endpoint", "region"}:
+        raise UsageError("a bucket is given as s3://BUCKET/PREFIX?endpoint=URL&region=CODE")
+    prefix = url.path.strip("/")
+    return S3Options(
+        bucket=url.hostname,
+        prefix=f"{prefix}/" if prefix else "",
+        endpoint=query.get("endpoint"),
+        region=query.get("region", "us-east-1"),
+        access_key=unquote(url.username) if url.username else None,
+        secret_key=unquote(url.password) if url.password else None,
+    )
