@@ -43,14 +43,16 @@ JSON_TYPE: Final = "application/json"
 
 @dataclass(slots=True)
 class Context:
-    """One running server. Made by `app.make_app`; reached by handlers as `context(request)`."""
+    """One running server. Made by `app.make_app`; reached by handlers as `context(request)`. `loop` is set
+    before the first request."""
 
     service: Service
     host: Host
-    admin_key: str
+    admin_key: str = field(repr=False)
     waiters: Waiters
     metrics: Metrics = field(default_factory=Metrics)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "request"))
+    loop: asyncio.AbstractEventLoop | None = None
     polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
 
     async def run(self, fn: Callable[[], T]) -> T:
@@ -80,9 +82,10 @@ class Context:
         """`authenticate` on a worker thread."""
         return await self.run(lambda: self.authenticate(request))
 
-    def changed(self, fs: FsRef) -> None:
-        """Tell long polls that the filesystem was committed to. Event loop's thread."""
-        self.waiters.wake(("fs", fs.id))
+    def committed(self, fs: int, _seq: int) -> None:
+        """The service's listener: wakes the long polls of a filesystem. Any thread."""
+        if self.loop is not None and self.waiters.waiting(("fs", fs)):
+            self.loop.call_soon_threadsafe(self.waiters.wake, ("fs", fs))
 
 
 def context(request: Request) -> Context:

@@ -92,9 +92,7 @@ async def delete(request: Request) -> Response:
     ctx.admin(request)
     name = check_fs_name(request.path_params["id"])
     _, raw = await read_json(request)
-    return await _write(
-        ctx, request, raw, lambda tx: to_answer(ctx.service.filesystems.delete(tx, name))
-    )
+    return await _write(ctx, request, raw, lambda tx: to_answer(ctx.service.filesystems.delete(tx, name)))
 
 
 async def create_token(request: Request) -> Response:
@@ -131,7 +129,9 @@ async def list_tokens(request: Request) -> Response:
 
 async def disable_token(request: Request) -> Response:
     """Refused from the next request on."""
-    return await _token(request, lambda ctx, tx, fs, tid: ctx.service.tokens.set_status(tx, fs, tid, DISABLED))
+    return await _token(
+        request, lambda ctx, tx, fs, tid: ctx.service.tokens.set_status(tx, fs, tid, DISABLED)
+    )
 
 
 async def enable_token(request: Request) -> Response:
@@ -169,9 +169,7 @@ async def _write(ctx: Context, request: Request, raw: bytes, effect: Callable[[T
     """Effect and remembered answer in one transaction. Tokens are unsealed after it: none is stored."""
     call = idempotent_call(request, ADMIN, raw)
     service = ctx.service
-    answer = await ctx.run(
-        lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
-    )
+    answer = await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect)))
     shown = service.tokens.unseal(json.loads(answer.body))
     return send(Answer(answer.status, to_answer(shown).body, answer.replayed))
 

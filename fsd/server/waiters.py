@@ -2,7 +2,7 @@
 
 A change made through this process wakes its waiters at once. Changes of other replicas are found by asking
 the database for the heads of what is waited for, `CHECK_EVERY` seconds apart; on SQLite there are no others.
-Everything here runs on the event loop's thread.
+Everything but `waiting` here runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class Waiters:
     def count(self) -> int:
         return sum(len(events) for events in self._waiting.values())
 
+    def waiting(self, subject: Hashable) -> bool:
+        """Whether anybody waits for `subject`. Any thread."""
+        return subject in self._waiting
+
     def register(self, subject: Hashable) -> asyncio.Event:
         """An event that is set at the next change. Register before the first look at the subject, so that
         no change falls in between; give it back with `forget`."""
@@ -52,10 +56,10 @@ class Waiters:
         if not events:
             self._waiting.pop(subject, None)
 
-    async def wait(self, event: asyncio.Event, timeout: float) -> bool:
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Whether the event came in time; also true at once while the server stops."""
         try:
-            await asyncio.wait_for(event.wait(), timeout)
+            await asyncio.wait_for(event.wait(), seconds)
         except TimeoutError:
             return False
         if not self._stopping:

@@ -48,7 +48,7 @@ _ROWS: Final = (
 )
 
 
-class Filesystems:
+class FileSystems:
     """All methods from any thread."""
 
     def __init__(self, db: Database, store: BlobStore, tokens: Tokens, host: Host) -> None:

@@ -1,0 +1,164 @@
+"""The ASGI application over a `Service`: routes, request ids, the test clock, metrics.
+
+`Front` is the outermost layer, plain ASGI: Starlette's own middleware costs a task and two queues a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fsd.host.seam import Host
+from fsd.meta.database import Tx
+from fsd.model.errors import FsdError, Unavailable
+from fsd.server import clock, control, journals, mount
+from fsd.server.context import Context, context, json_response
+from fsd.server.errors import answer, log, translate
+from fsd.server.openapi import document
+from fsd.server.route import RouteDef, request_id, route
+from fsd.server.waiters import Waiters
+from fsd.service.open import Service
+from fsd.service.text import new_id
+
+REQUEST_ID: Final = b"x-request-id"
+CALL_ID: Final = b"x-fsd-call"  # a caller's own id, given back: a reply that came twice is recognised
+_CALL_ID_MAX: Final = 64
+CALL: Final = b"x-fsd-call"  # given back as it came, so that a client knows whose reply it reads
+
+
+def all_routes() -> list[RouteDef]:
+    """Every route, in the order they are tried."""
+    return [
+        route("GET", "/healthz", healthz),
+        route("GET", "/readyz", readyz),
+        route("GET", "/metrics", metrics),
+        route("GET", "/openapi.json", openapi),
+        *control.routes(),
+        *journals.routes(),
+        *mount.routes(),
+    ]
+
+
+def make_app(service: Service, host: Host, admin_key: str, *, test_clock: bool) -> Front:
+    """The application; `Front.context` is its `Context`, to be shut by `close`."""
+    ctx = Context(service, host, admin_key, Waiters(None))
+    if service.db.engine != "sqlite":
+        ctx.waiters = Waiters(lambda subjects: ctx.poll(lambda: _heads(service, subjects)))
+    app = Starlette(
+        routes=[one.mounted() for one in all_routes()], exception_handlers={HTTPException: _http_error}
+    )
+    app.router.redirect_slashes = False
+    app.state.fsd = ctx
+    service.feed.listen(ctx.committed)
+    return Front(app, ctx, test_clock=test_clock)
+
+
+async def healthz(request: Request) -> Response:
+    """Alive: the event loop answers."""
+    return json_response({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """Able to serve: the database answers and the server is not stopping."""
+    ctx = context(request)
+    if ctx.waiters.stopping:
+        raise Unavailable("the server is stopping")
+    await ctx.run(lambda: ctx.service.db.read(lambda tx: tx.one("SELECT 1")))
+    return json_response({"status": "ready"})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    ctx = context(request)
+    gauges = {"fsd_long_polls_waiting": float(ctx.waiters.count)}
+    return PlainTextResponse(ctx.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+
+async def openapi(request: Request) -> Response:
+    """This document."""
+    return json_response(document(all_routes()))
+
+
+class Front:
+    """Around every request: its id, its clock, its count; and an answer where the application had none."""
+
+    def __init__(self, app: ASGIApp, ctx: Context, *, test_clock: bool) -> None:
+        self.context = ctx
+        self._app = app
+        self._test_clock = test_clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        ctx = self.context
+        name = new_id(ctx.host, "req_")
+        scope["fsd.request_id"] = name
+        echoed = [(REQUEST_ID, name.encode())]
+        echoed += [(k, v) for k, v in scope["headers"] if k == CALL_ID and len(v) <= _CALL_ID_MAX]
+        started = ctx.host.monotonic()
+        status = 0
+        own = [(REQUEST_ID, name.encode())]
+        own += [(key, value) for key, value in scope["headers"] if key == CALL and len(value) <= 64][:1]
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        ctx.metrics.in_flight += 1
+        try:
+            try:
+                clock.take_header(scope["headers"], allowed=self._test_clock)
+                await self._app(scope, receive, sending)
+            except Exception as exc:
+                if status:
+                    # The answer has begun: the only truth left to tell is to cut it off.
+                    log.warning("%s: an answer was cut off: %s", name, exc)
+                    raise
+                error = translate(exc, name)
+                scope["fsd.error"] = error.code
+                await answer(error, name)(scope, receive, sending)
+        finally:
+            ctx.metrics.in_flight -= 1
+            seconds = ctx.host.monotonic() - started
+            ctx.metrics.request(scope.get("fsd.route", "none"), scope["method"], status, seconds)
+            if "fsd.error" in scope:
+                ctx.metrics.error(scope["fsd.error"])
+
+    def close(self) -> None:
+        """After the last request: end the worker threads, then the service."""
+        self.context.pool.shutdown()
+        self.context.polls.shutdown()
+        self.context.service.close()
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    error: FsdError = translate(exc, request_id(request))
+    request.scope["fsd.error"] = error.code
+    return answer(error, request_id(request))
+
+
+def _heads(service: Service, subjects: list[Hashable]) -> dict[Hashable, int]:
+    """The current number of each subject of `Waiters`: a filesystem's seq, a journal's next entry."""
+
+    def read(tx: Tx) -> dict[Hashable, int]:
+        found: dict[Hashable, int] = {}
+        for subject in subjects:
+            parts: tuple[Any, ...] = subject if isinstance(subject, tuple) else (subject,)
+            if parts[0] == "fs":
+                row = tx.one("SELECT seq FROM fs WHERE id = ?", parts[1:])
+            else:
+                row = tx.one("SELECT next_seq FROM journal WHERE fs = ? AND id = ?", parts[1:])
+            found[subject] = int(row[0]) if row is not None else -1
+        return found
+
+    return service.db.read(read)

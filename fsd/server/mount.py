@@ -1,0 +1,295 @@
+"""The mount's hot routes, by a token: sessions, commits, packs, namespace questions, content, change feed.
+
+Each small request is one hop to a worker thread, where the token is looked up and the service called. A body
+that is large is read only after its token was found good.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fsd.model.errors import TooLarge, UsageError
+from fsd.model.limits import (
+    BLOBS_GET_BYTES,
+    BLOBS_GET_MAX,
+    BLOCK,
+    COMMIT_BLOBS_MAX,
+    COMMIT_HEADER_MAX,
+    FEED_WAIT_MAX,
+    KIB,
+    MIB,
+    NS_BATCH_MAX,
+    UPLOAD_BLOBS_MAX,
+    UPLOAD_MAX,
+)
+from fsd.model.times import rfc3339
+from fsd.server.context import (
+    AUTH_AFTER_BODY,
+    Context,
+    context,
+    declared_length,
+    flag,
+    idempotent_call,
+    json_response,
+    only,
+    query_int,
+    query_limit,
+    query_seconds,
+    read_body,
+    read_json,
+    send,
+    string,
+    to_answer,
+)
+from fsd.server.openapi import server_version
+from fsd.server.route import RouteDef, route
+from fsd.service.access import FsRef, Grant
+from fsd.service.idempotency import Answer
+from fsd.service.sessions import Pending, SessionInfo
+from fsd.wire.frame import pack, unpack
+from fsd.wire.messages import MEDIA_TYPE, packb, read_commit, unpackb
+
+T = TypeVar("T")
+
+ONE: Final = "/v1/file-systems/{id}"
+_SESSION_MAX: Final = 2**31
+_SEQ_MAX: Final = 2**53
+_COMMIT_MAX: Final = COMMIT_HEADER_MAX + COMMIT_BLOBS_MAX + 8
+_PACK_MAX: Final = UPLOAD_MAX + COMMIT_HEADER_MAX
+_QUESTIONS_MAX: Final = MIB
+_HASHES_MAX: Final = 16 * KIB
+_COUNT_MAX: Final = 2**62
+
+
+async def start_session(request: Request) -> Response:
+    """Open a mount session: its number, its first ticket, and how the last one of the place ended."""
+    ctx = context(request)
+    body, raw = await read_json(request)
+    only(body, "mount_id", "host", "path", "remote_path", "read_only", "version")
+    texts = {name: string(body, name) for name in ("mount_id", "host", "path", "remote_path", "version")}
+    if not texts["mount_id"]:
+        raise UsageError("mount_id is missing")
+    info = SessionInfo(
+        mount_id=texts["mount_id"],
+        host=texts["host"] or "",
+        path=texts["path"] or "",
+        remote_path=texts["remote_path"] or "/",
+        read_only=flag(body, "read_only") or False,
+        version=texts["version"] or "",
+    )
+
+    def work() -> Answer:
+        fs, who = ctx.authenticate(request)
+        call = idempotent_call(request, who.token_id, raw)
+        return ctx.service.idempotency.guard(call, lambda: to_answer(_started(ctx, fs, info), 201))
+
+    return send(await ctx.run(work))
+
+
+async def end_session(request: Request) -> Response:
+    """The mount says how it ended and what it still holds."""
+    ended: list[str] = []
+
+    def check(body: dict[str, Any]) -> None:
+        only(body, "ended", "pending")
+        ended.append(string(body, "ended") or "")
+
+    return await _note(request, check, lambda ctx, fs, n, p: ctx.service.sessions.end(fs, n, ended[0], p))
+
+
+async def report_session(request: Request) -> Response:
+    """A sign of life, and what the mount still holds."""
+    return await _note(
+        request,
+        lambda body: only(body, "pending"),
+        lambda ctx, fs, n, p: ctx.service.sessions.report(fs, n, p),
+    )
+
+
+async def list_sessions(request: Request) -> Response:
+    """Mount sessions, newest first."""
+    ctx = context(request)
+    limit = query_limit(request)
+    before = query_int(request, "cursor", 0, 1, _SESSION_MAX) or None
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+        found = [_shown(row) for row in ctx.service.sessions.list(fs, limit, before)]
+        more = len(found) == limit
+        return {"sessions": found, "next_cursor": str(found[-1]["session"]) if more else None}
+
+    return json_response(await ctx.run(work))
+
+
+async def commit(request: Request) -> Response:
+    """Apply a session's operations in order, each with its outcome, in one transaction."""
+
+    def work(ctx: Context, fs: FsRef, who: Grant, body: bytes) -> bytes:
+        return ctx.service.commits.commit(fs, read_commit(body), who).encode()
+
+    return await _hot(request, _COMMIT_MAX, work)
+
+
+async def store_packs(request: Request) -> Response:
+    """Store blobs ahead of the commit that names them; durable when answered."""
+
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
+        _, blobs = unpack(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=UPLOAD_MAX)
+        ctx.service.packs.store(fs.id, fs.name, blobs)
+        return packb({"stored": len(blobs)})
+
+    return await _hot(request, _PACK_MAX, work)
+
+
+async def ask(request: Request) -> Response:
+    """Questions about the namespace, all answered from one state."""
+
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
+        questions = unpackb(body, "the questions")
+        if not isinstance(questions, tuple):
+            raise UsageError("the questions are no list")
+        if len(questions) > NS_BATCH_MAX:
+            raise TooLarge(f"{len(questions)} questions in one request, at most {NS_BATCH_MAX}")
+        seq, answers = ctx.service.namespace.ask(fs, questions)
+        return packb({"seq": seq, "answers": answers})
+
+    return await _hot(request, _QUESTIONS_MAX, work)
+
+
+async def get_blobs(request: Request) -> Response:
+    """Content by hash, in stored form, in the order asked, cut at a bound."""
+
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
+        hashes = unpackb(body, "the list of hashes")
+        if not isinstance(hashes, tuple) or not all(
+            isinstance(one, bytes) and len(one) == 32 for one in hashes
+        ):
+            raise UsageError("the body is no list of SHA-256 hashes")
+        if len(hashes) > BLOBS_GET_MAX:
+            raise TooLarge(f"{len(hashes)} hashes in one request, at most {BLOBS_GET_MAX}")
+        found, absent = ctx.service.packs.read_some(fs.id, hashes, BLOBS_GET_BYTES)
+        return pack({"absent": absent}, [found[one] for one in dict.fromkeys(hashes) if one in found])
+
+    return await _hot(request, _HASHES_MAX, work)
+
+
+async def changes(request: Request) -> Response:
+    """The change feed after a seq; a long poll that holds no thread."""
+    ctx = context(request)
+    after = query_int(request, "after", 0, 0, _SEQ_MAX)
+    session = query_int(request, "session", 0, 0, _SESSION_MAX)
+    wait = query_seconds(request, "wait", FEED_WAIT_MAX)
+    fs, _ = await ctx.who(request)
+    subject = ("fs", fs.id)
+    event = ctx.waiters.register(subject)
+    deadline = ctx.host.monotonic() + wait
+    try:
+        if session:
+            await ctx.poll(lambda: ctx.service.sessions.seen(fs, session))
+        while True:
+            page = await ctx.poll(lambda: ctx.service.feed.read(fs, after))
+            left = deadline - ctx.host.monotonic()
+            if page.changes or page.reset or left <= 0 or ctx.waiters.stopping:
+                return _raw(page.encode())
+            await ctx.waiters.wait(event, left)
+    finally:
+        ctx.waiters.forget(subject, event)
+
+
+def _started(ctx: Context, fs: FsRef, info: SessionInfo) -> dict[str, Any]:
+    made = ctx.service.sessions.start(fs, info)
+    previous = made.previous
+    if previous is not None:
+        previous = {**previous, "last_commit_at": _time(previous["last_commit_at"])}
+    return {
+        "session": made.session,
+        "ticket": base64.b64encode(made.ticket).decode(),
+        "seq": made.seq,
+        "previous": previous,
+        "server_version": server_version(),
+        "block_size": BLOCK,
+    }
+
+
+async def _note(
+    request: Request,
+    check: Callable[[dict[str, Any]], None],
+    note: Callable[[Context, FsRef, int, Pending], None],
+) -> Response:
+    """End and report: small notes that may be repeated without harm, so they need no kept answer."""
+    ctx = context(request)
+    body, _ = await read_json(request)
+    check(body)
+    number = request.path_params["n"]
+    if not number.isascii() or not number.isdigit() or len(number) > 9:
+        raise UsageError("a session is named by its number")
+    pending = _pending(body.get("pending"))
+
+    def work() -> None:
+        fs, _who = ctx.authenticate(request)
+        note(ctx, fs, int(number), pending)
+
+    await ctx.run(work)
+    return json_response({"session": int(number), "status": "ok"})
+
+
+def _pending(given: Any) -> Pending:
+    if given is None:
+        return (0, 0, 0)
+    if (
+        not isinstance(given, list)
+        or len(given) != 3
+        or not all(type(one) is int and 0 <= one < _COUNT_MAX for one in given)
+    ):
+        raise UsageError("pending is [operations, files, bytes]")
+    return (given[0], given[1], given[2])
+
+
+async def _hot(
+    request: Request, limit: int, work: Callable[[Context, FsRef, Grant, bytes], bytes]
+) -> Response:
+    ctx = context(request)
+    declared = declared_length(request, limit)
+    if declared is not None and declared <= AUTH_AFTER_BODY:
+        body = await read_body(request, limit)
+
+        def both() -> bytes:
+            fs, who = ctx.authenticate(request)
+            return work(ctx, fs, who, body)
+
+        return _raw(await ctx.run(both))
+    fs, who = await ctx.who(request)
+    large = await read_body(request, limit)
+    return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
+
+
+def _raw(body: bytes) -> Response:
+    return Response(body, media_type=MEDIA_TYPE)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    times = {name: _time(row[name]) for name in ("started_at", "last_seen_at", "last_commit_at")}
+    return {**row, **times}
+
+
+def _time(ns: int | None) -> str | None:
+    return None if ns is None else rfc3339(ns)
+
+
+def routes() -> list[RouteDef]:
+    return [
+        route("POST", ONE + "/sessions", start_session),
+        route("GET", ONE + "/sessions", list_sessions),
+        route("POST", ONE + "/sessions/{n}/end", end_session),
+        route("POST", ONE + "/sessions/{n}/report", report_session),
+        route("POST", ONE + "/commits", commit),
+        route("POST", ONE + "/packs", store_packs),
+        route("POST", ONE + "/ns", ask),
+        route("POST", ONE + "/blobs", get_blobs),
+        route("GET", ONE + "/changes", changes),
+    ]

@@ -1,0 +1,338 @@
+"""The OpenAPI 3.1 document of all routes, made from the route table itself, so that none can be missing.
+
+A handler's docstring is its summary. What a route takes and gives beyond its path is in `_SAYS`; a test
+compares the two tables and the document with the running server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from fsd.server.route import RouteDef
+from fsd.wire.messages import MEDIA_TYPE
+
+_PARAM: Final = re.compile(r"\{(\w+)\}")
+_JSON: Final = "application/json"
+_OCTETS: Final = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """What a route takes and gives. `query`: name → JSON type; `body`: field → JSON type, or a media type;
+    `gives`: status → schema name or media type. `needs`: admin, token, either or none."""
+
+    needs: str
+    gives: dict[int, str]
+    query: dict[str, str] = field(default_factory=dict)
+    body: dict[str, str] | str | None = None
+    headers: tuple[str, ...] = ()
+
+
+_FS: Final = "/v1/file-systems"
+_ID: Final = _FS + "/{id}"
+_LIMITED: Final = {"limit": "integer", "cursor": "string"}
+_JOURNAL: Final = {
+    "journal_id": "string",
+    "kind": "string",
+    "title": "string",
+    "actor": "string",
+    "labels": "array",
+}
+_APPEND: Final = {
+    "entries": "array",
+    "idempotency_key": "string",
+    "expected_seq": "integer",
+    "barrier": "boolean",
+}
+_PUT: Final = {
+    "parents": "integer",
+    "mode": "string",
+    "uid": "integer",
+    "gid": "integer",
+    "mtime_ns": "integer",
+    "overwrite": "integer",
+    "append": "integer",
+    "size": "integer",
+}
+_FIND: Final = {
+    "name": "string",
+    "type": "string",
+    "min_size": "integer",
+    "max_size": "integer",
+    "newer_ns": "integer",
+    "older_ns": "integer",
+    "tag": "string",
+    "limit": "integer",
+    "after": "string",
+}
+_SESSION: Final = {
+    "mount_id": "string",
+    "host": "string",
+    "path": "string",
+    "remote_path": "string",
+    "read_only": "boolean",
+    "version": "string",
+}
+
+_SAYS: Final[dict[tuple[str, str], Says]] = {
+    ("GET", "/healthz"): Says("none", {200: "Status"}),
+    ("GET", "/readyz"): Says("none", {200: "Status"}),
+    ("GET", "/metrics"): Says("none", {200: "text/plain"}),
+    ("GET", "/openapi.json"): Says("none", {200: "Object"}),
+    ("POST", _FS): Says(
+        "admin", {201: "CreatedFileSystem"}, body={"display_name": "string", "labels": "object"}
+    ),
+    ("GET", _FS): Says(
+        "admin", {200: "FileSystems"}, {"display_name": "string", "label": "string", **_LIMITED}
+    ),
+    ("GET", _ID): Says("either", {200: "FileSystem"}),
+    ("GET", _ID + "/check"): Says("either", {200: "Check"}),
+    ("DELETE", _ID): Says("admin", {200: "Deleting"}),
+    ("POST", _ID + "/tokens"): Says(
+        "admin", {201: "CreatedToken"}, body={"token_name": "string", "ttl_s": "integer"}
+    ),
+    ("GET", _ID + "/tokens"): Says(
+        "admin",
+        {200: "Tokens"},
+        {"include_expired": "integer", "offset": "integer", "limit": "integer"},
+    ),
+    ("POST", _ID + "/tokens/{tid}/disable"): Says("admin", {200: "TokenStatus"}),
+    ("POST", _ID + "/tokens/{tid}/enable"): Says("admin", {200: "TokenStatus"}),
+    ("DELETE", _ID + "/tokens/{tid}"): Says("admin", {200: "TokenStatus"}),
+    ("POST", _ID + "/journals"): Says("token", {200: "Journal", 201: "Journal"}, body=_JOURNAL),
+    ("GET", _ID + "/journals"): Says(
+        "token", {200: "Journals"}, {"kind": "string", "label": "string", **_LIMITED}
+    ),
+    ("GET", _ID + "/journals/{jid}"): Says("token", {200: "Journal"}),
+    ("POST", _ID + "/journals/{jid}/entries"): Says("token", {200: "Appended"}, body=_APPEND),
+    ("GET", _ID + "/journals/{jid}/entries"): Says(
+        "token", {200: "Entries"}, {"after_seq": "integer", "limit": "integer", "wait": "number"}
+    ),
+    ("GET", _ID + "/journals/{jid}/verify"): Says("token", {200: "Verified"}, {"head_hash": "string"}),
+    ("GET", _ID + "/journal-entries"): Says(
+        "token",
+        {200: "Matches"},
+        {
+            "type": "string",
+            "status": "string",
+            "actor": "string",
+            "subject": "string",
+            "journal_id": "string",
+            "kind": "string",
+            "label": "string",
+            "since": "string",
+            "until": "string",
+            **_LIMITED,
+        },
+    ),
+    ("GET", _ID + "/stat/{path}"): Says("token", {200: "Stat"}, {"follow": "integer"}),
+    ("GET", _ID + "/files/{path}"): Says(
+        "token", {200: _OCTETS, 206: _OCTETS}, headers=("Range", "If-Match")
+    ),
+    ("PUT", _ID + "/files/{path}"): Says(
+        "token", {200: "Stat", 201: "Stat"}, _PUT, _OCTETS, headers=("If-Match", "If-None-Match")
+    ),
+    ("GET", _ID + "/list/{path}"): Says(
+        "token", {200: "Object"}, {"limit": "integer", "after": "string", "recursive": "integer"}
+    ),
+    ("POST", _ID + "/actions"): Says(
+        "token", {200: "Object"}, body={"action": "string", "dry_run": "boolean"}
+    ),
+    ("GET", _ID + "/find/{path}"): Says("token", {200: "Object"}, _FIND),
+    ("POST", _ID + "/sessions"): Says("token", {201: "Session"}, body=_SESSION),
+    ("GET", _ID + "/sessions"): Says("token", {200: "Object"}, _LIMITED),
+    ("POST", _ID + "/sessions/{n}/end"): Says(
+        "token", {200: "Object"}, body={"ended": "string", "pending": "array"}
+    ),
+    ("POST", _ID + "/sessions/{n}/report"): Says("token", {200: "Object"}, body={"pending": "array"}),
+    ("POST", _ID + "/commits"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
+    ("POST", _ID + "/packs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
+    ("POST", _ID + "/ns"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
+    ("POST", _ID + "/blobs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
+    ("GET", _ID + "/changes"): Says(
+        "token", {200: MEDIA_TYPE}, {"after": "integer", "session": "integer", "wait": "number"}
+    ),
+}
+
+# Field → JSON type; "?" in front: may be null. Fields not listed may appear too.
+_SCHEMAS: Final[dict[str, dict[str, str]]] = {
+    "Object": {},
+    "Status": {"status": "string"},
+    "CreatedFileSystem": {
+        "file_system_id": "string",
+        "fs_token": "string",
+        "token_id": "string",
+        "region_code": "string",
+        "status": "string",
+        "display_name": "string",
+        "labels": "object",
+        "created_at": "string",
+    },
+    "FileSystem": {
+        "file_system_id": "string",
+        "display_name": "string",
+        "labels": "object",
+        "region_code": "string",
+        "status": "string",
+        "kind": "string",
+        "created_at": "string",
+        "seq": "integer",
+        "usage": "object",
+    },
+    "FileSystems": {"region_code": "string", "file_systems": "array", "next_cursor": "?string"},
+    "Check": {"file_system_id": "string", "status": "string", "checks": "array"},
+    "Deleting": {"file_system_id": "string", "status": "string"},
+    "CreatedToken": {
+        "file_system_id": "string",
+        "token_id": "string",
+        "token_name": "string",
+        "scope_kind": "string",
+        "status": "string",
+        "expired": "boolean",
+        "issued_at": "string",
+        "expires_at": "?string",
+        "fs_token": "string",
+    },
+    "Tokens": {"tokens": "array", "next_offset": "?integer"},
+    "TokenStatus": {"file_system_id": "string", "token_id": "string", "status": "string"},
+    "Journal": {
+        "file_system_id": "string",
+        "journal_id": "string",
+        "kind": "string",
+        "title": "string",
+        "actor": "?object",
+        "labels": "array",
+        "next_seq": "integer",
+        "genesis_hash": "string",
+        "head_hash": "string",
+        "created_at": "string",
+        "updated_at": "string",
+    },
+    "Journals": {"journals": "array", "next_cursor": "?string"},
+    "Appended": {
+        "journal_id": "string",
+        "append_id": "string",
+        "first_seq": "integer",
+        "last_seq": "integer",
+        "count": "integer",
+        "head_hash": "string",
+        "idempotent": "boolean",
+        "checkpoint_id": "?string",
+    },
+    "Entries": {"entries": "array", "next_after_seq": "integer"},
+    "Matches": {"matches": "array", "next_cursor": "?string"},
+    "Verified": {
+        "ok": "boolean",
+        "journal_id": "string",
+        "entries": "integer",
+        "head_hash": "string",
+        "hash_chain_ok": "boolean",
+        "first_bad_seq": "?integer",
+        "reason": "string",
+    },
+    "Stat": {
+        "path": "string",
+        "kind": "string",
+        "is_dir": "boolean",
+        "size_bytes": "integer",
+        "mode": "string",
+        "ino": "string",
+        "revision": "string",
+        "fs_seq": "integer",
+    },
+    "Session": {
+        "session": "integer",
+        "ticket": "string",
+        "seq": "integer",
+        "previous": "?object",
+        "server_version": "string",
+        "block_size": "integer",
+    },
+    "Error": {"error": "object"},
+}
+
+
+def document(routes: Sequence[RouteDef]) -> dict[str, Any]:
+    """The whole document; raises KeyError for a route `_SAYS` does not know."""
+    paths: dict[str, Any] = {}
+    for route in routes:
+        said = _SAYS[(route.method, route.template)]
+        paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, said)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fsd", "version": server_version(), "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": {name: _schema(fields) for name, fields in _SCHEMAS.items()},
+            "securitySchemes": {
+                "admin": {"type": "http", "scheme": "bearer", "description": "the admin key"},
+                "token": {"type": "http", "scheme": "bearer", "description": "a token (fsd1.…)"},
+            },
+        },
+    }
+
+
+def server_version() -> str:
+    """The installed version."""
+    try:
+        return version("fsd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _operation(route: RouteDef, said: Says) -> dict[str, Any]:
+    security: list[dict[str, list[str]]] = [
+        {scheme: []} for scheme in ("admin", "token") if said.needs in (scheme, "either")
+    ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAM.findall(route.template)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": kind}}
+        for name, kind in said.query.items()
+    ]
+    headers = said.headers if route.method == "GET" else (*said.headers, "Idempotency-Key")
+    parameters += [
+        {"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in headers
+    ]
+    made: dict[str, Any] = {
+        "operationId": f"{route.handler.__module__.rsplit('.', 1)[-1]}_{route.handler.__name__}",
+        "summary": (route.handler.__doc__ or "").strip().splitlines()[0],
+        "security": security,
+        "parameters": parameters,
+        "responses": {
+            **{str(status): _response(gives) for status, gives in said.gives.items()},
+            "default": _response("Error"),
+        },
+    }
+    if said.body is not None:
+        made["requestBody"] = {"content": _content(said.body)}
+    return made
+
+
+def _response(gives: str) -> dict[str, Any]:
+    if gives in _SCHEMAS:
+        content = {_JSON: {"schema": {"$ref": f"#/components/schemas/{gives}"}}}
+        return {"description": gives, "content": content}
+    return {"description": "raw", "content": {gives: {}}}
+
+
+def _content(body: dict[str, str] | str) -> dict[str, Any]:
+    if isinstance(body, str):
+        return {body: {}}
+    return {_JSON: {"schema": _schema(body, required=False)}}
+
+
+def _schema(fields: dict[str, str], *, required: bool = True) -> dict[str, Any]:
+    properties = {
+        name: {"type": [kind[1:], "null"] if kind.startswith("?") else kind} for name, kind in fields.items()
+    }
+    made: dict[str, Any] = {"type": "object", "properties": properties}
+    if required and fields:
+        made["required"] = list(fields)
+    return made
