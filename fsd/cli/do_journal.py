@@ -143,14 +143,13 @@ def _wait_for(context: Context, found: list[dict[str, Any]], timeout: float) -> 
 
 
 def follow(context: Context, args: SimpleNamespace) -> Raw:
-    seen = 0
-    for entry in journals(context).follow(args.journal_id, after_seq=args.after_seq):
+    found = journals(context).follow(args.journal_id, after_seq=args.after_seq)
+    for seen, entry in enumerate(found, 1):
         if not args.no_wait:
             _wait_for(context, [entry], args.timeout)
         line = json.dumps(entry, ensure_ascii=False) if not context.text else entry_line(entry)
         context.streams.stdout.write(line.encode("utf-8", "backslashreplace") + b"\n")
         context.streams.stdout.flush()
-        seen += 1
         if args.count is not None and seen >= args.count:
             break
     return Raw()
@@ -215,7 +214,7 @@ def verify(context: Context, args: SimpleNamespace) -> Document:
 
 
 def export(context: Context, args: SimpleNamespace) -> Raw:
-    """The journal's own record on the first line, then one entry a line: all that the hashes are made from."""
+    """The journal's own record on the first line, then one entry a line: all the hashes are made from."""
     api = journals(context)
     _line(context, {"journal": api.describe(args.journal_id)})
     after = 0

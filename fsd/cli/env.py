@@ -74,14 +74,15 @@ class Environment:
         return Path(home) / ".local" / "state" / "fsd"
 
     def runtime_dir(self) -> Path:
-        """Where running mounts are listed: $XDG_RUNTIME_DIR/fsd, as root /run/fsd, else under the temporary
-        directory."""
+        """Where running mounts are listed: as root /run/fsd whatever the environment (umount(8) calls us with
+        none), else $XDG_RUNTIME_DIR/fsd, else a directory of the user's under the temporary one."""
+        if os.geteuid() == 0 and os.access("/run", os.W_OK):
+            return Path("/run/fsd")
         base = self.variables.get("XDG_RUNTIME_DIR", "")
         if base.startswith("/"):
             return Path(base) / "fsd"
-        if os.geteuid() == 0 and os.access("/run", os.W_OK):
-            return Path("/run/fsd")
-        return Path(self.variables.get("TMPDIR") or tempfile.gettempdir()) / f"fsd-{os.geteuid()}"
+        temporary = self.variables.get("TMPDIR") or tempfile.gettempdir()
+        return Path(temporary) / f"fsd-{os.geteuid()}"
 
 
 def make_claim(env: Environment, args: SimpleNamespace, stdin: BinaryIO) -> Claim:

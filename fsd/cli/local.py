@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from fsd.cli.context import Context
 from fsd.model.errors import FsdError, NotDrained, Unavailable
@@ -14,15 +12,14 @@ if TYPE_CHECKING:
     from fsd.kernel.runtime import Record, RuntimeDir
 
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
+SILENCE: Final = 30.0  # a daemon at work says something every second
 
 
 def runtime(context: Context) -> RuntimeDir:
     """Where the running mounts of this user are recorded."""
-    from fsd.kernel.options import runtime_dir
     from fsd.kernel.runtime import RuntimeDir
 
-    temporary = Path(context.env.variables.get("TMPDIR") or tempfile.gettempdir())
-    return RuntimeDir(runtime_dir(context.env.variables, os.geteuid(), temporary), context.host)
+    return RuntimeDir(context.env.runtime_dir(), context.host)
 
 
 def mounts_here(context: Context, file_system_id: str) -> list[Record]:
@@ -41,35 +38,27 @@ def barrier(context: Context, file_system_id: str, timeout: float) -> bool:
     none. Raises `NotDrained` naming the mount."""
     found = mounts_here(context, file_system_id)
     for record in found:
+        from fsd.kernel import unmount
+
         try:
-            answer = ask(context, record, "barrier", timeout=timeout)
+            unmount.barrier(record, timeout)
         except FsdError as exc:
             raise NotDrained(
                 f"the mount at {record.mountpoint} could not send everything written before: {exc.message}",
                 hint="nothing was appended; see `fsd status`, or pass --no-barrier",
             ) from exc
-        if answer.get("status", "ok") not in ("ok", "drained"):
-            raise NotDrained(
-                f"the mount at {record.mountpoint} still holds data: {answer.get('reason')}",
-                hint="nothing was appended; see `fsd status`, or pass --no-barrier",
-            )
     return bool(found)
 
 
 def wait_seq(context: Context, file_system_id: str, seq: int, timeout: float) -> None:
     """Until every mount of the filesystem here shows at least commit `seq`. Raises `Unavailable`."""
     for record in mounts_here(context, file_system_id):
+        from fsd.kernel.control_client import request
+
         try:
-            ask(context, record, "wait", seq=seq, timeout=timeout)
+            request(Path(record.socket), "wait", {"seq": seq, "timeout": timeout}, timeout=SILENCE)
         except FsdError as exc:
             raise Unavailable(
                 f"the mount at {record.mountpoint} does not show commit {seq} yet: {exc.message}",
                 hint="--no-wait reads without waiting for it",
             ) from exc
-
-
-def ask(context: Context, record: Record, verb: str, **arguments: Any) -> dict[str, Any]:
-    """One request to a mount's control socket."""
-    from fsd.kernel.control_client import request
-
-    return request(Path(record.socket), verb, **arguments)

@@ -1,0 +1,232 @@
+"""Handlers of the mount family: options from flags, then `fsd.kernel`; answers as documents."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fsd.cli import local
+from fsd.cli.context import Context, remote_path
+from fsd.cli.do_control import control
+from fsd.cli.do_files import files, shown_name
+from fsd.cli.do_journal import journals
+from fsd.cli.output import Document, Raw, Result, columns, table
+from fsd.client.files import FindFilter
+from fsd.model.errors import FsdError, NotFound, UsageError
+from fsd.model.limits import MIB
+from fsd.model.names import LOST_DIR
+from fsd.model.token import parse
+
+LONG_TIMEOUT: Final = 30.0  # what ti's drain and unmount wait
+CONFLICT_PATTERNS: Final = (b"*.conflict-*", b"*.recovered-*")
+
+
+def place(args: SimpleNamespace) -> Path:
+    if not args.mount_path:
+        raise UsageError("an empty mount point")
+    return Path(args.mount_path)
+
+
+def _within(context: Context, args: SimpleNamespace) -> float | None:
+    return LONG_TIMEOUT if args.timeout is None and context.long else args.timeout
+
+
+def _say(context: Context) -> Callable[[str], None]:
+    """Progress of long work: on a terminal only."""
+    return context.progress
+
+
+def state_dir(context: Context, args: SimpleNamespace) -> Path:
+    chosen = args.state_dir or getattr(args, "cache_dir", None)
+    return Path(os.path.abspath(chosen)) if chosen else context.env.state_root()
+
+
+def mount_options(context: Context, args: SimpleNamespace) -> Any:
+    """`MountOptions` from the flags."""
+    from fsd.kernel.options import CACHE_BYTES, MountOptions
+
+    identity = context.data()
+    cache = args.cache_size or CACHE_BYTES
+    if getattr(args, "read_cache_size_mb", None):
+        cache = args.read_cache_size_mb * MIB
+    durability = args.durability
+    if getattr(args, "write_back_cache", None) is False:
+        durability = "close"
+    return MountOptions(
+        mountpoint=place(args),
+        token=parse(identity.secret),
+        endpoint=identity.endpoint,
+        state_dir=state_dir(context, args),
+        runtime_dir=context.env.runtime_dir(),
+        remote_path=remote_path(args.remote_path),
+        read_only=args.read_only,
+        durability=durability,
+        consistency=args.consistency,
+        loop=args.loop,
+        foreground=args.foreground,
+        supervised=not args.no_supervisor,
+        io_timeout=args.io_timeout,
+        stop_timeout=args.stop_timeout,
+        ready_timeout=args.ready_timeout,
+        buffer_size=args.buffer_size or 0,
+        cache_size=cache,
+        insecure=args.insecure,
+        host_label=socket.gethostname(),
+        notify_socket=context.env.variables.get("NOTIFY_SOCKET"),
+        verbose=args.debug,
+        host=context.host,
+    )
+
+
+def mount(context: Context, args: SimpleNamespace) -> Result:
+    from fsd.kernel import supervisor
+
+    options = mount_options(context, args)
+    code = supervisor.mount(options)
+    if args.foreground or code:
+        return Raw(code)
+    record = local.runtime(context).find(options.mountpoint)
+    answer: dict[str, Any] = {
+        "status": "mounted",
+        "file_system_id": options.token.file_system_id,
+        "mount_path": record.mountpoint,
+        "remote_path": args.remote_path,
+        "driver": "fuse",
+        "endpoint": options.endpoint,
+        "pid": record.pid,
+        "supervisor_pid": record.supervisor_pid,
+        "state_dir": record.state_dir,
+        "log_file": record.log,
+        "control_socket": record.socket,
+    }
+    if context.long:
+        answer |= {
+            "profile": "default",
+            "write_back_cache": options.durability == "fsync",
+            "mount_profile": "none",
+            "local_root": None,
+            "pack_paths": [],
+        }
+    return Document(answer, text=lambda a: f"{a['remote_path']} is mounted on {a['mount_path']}\n")
+
+
+def _told(action: Callable[[], dict[str, Any]], path: str) -> Document:
+    """The answer of a drain or unmount; when it is an error with an answer, both are printed."""
+    try:
+        answer = action()
+    except FsdError as exc:
+        if not exc.details.get("status") and "pending" not in exc.details:
+            raise
+        return Document({**exc.details, "mount_path": path}, error=exc)
+    return Document({**answer, "mount_path": path})
+
+
+def drain(context: Context, args: SimpleNamespace) -> Document:
+    from fsd.kernel import unmount as ways
+
+    where, directory = place(args), local.runtime(context)
+    within = _within(context, args)
+    return _told(lambda: ways.drain(where, directory, within, _say(context)), args.mount_path)
+
+
+def unmount(context: Context, args: SimpleNamespace) -> Document:
+    from fsd.kernel import unmount as ways
+    from fsd.kernel.mountpoint import mounted_at, resolve
+
+    where, directory = place(args), local.runtime(context)
+    within, say = _within(context, args), _say(context)
+    if args.ignore_absent and mounted_at(resolve(where)) is None:
+        return _absent(context, args, within)
+    return _told(
+        lambda: ways.unmount(where, directory, within, say, context.host, lazy=args.lazy), args.mount_path
+    )
+
+
+def _absent(context: Context, args: SimpleNamespace, within: float | None) -> Document:
+    """Nothing is mounted there. A daemon that still sends what was written there is waited for: absent must
+    not hide that."""
+    from fsd.kernel import unmount as ways
+
+    where, directory = place(args), local.runtime(context)
+    absent = {"status": "absent", "mount_path": args.mount_path}
+    try:
+        record = directory.find(where)
+    except NotFound:
+        return Document(absent)
+    if not directory.alive(record.mount_id):
+        return Document(absent)
+    document = _told(
+        lambda: ways.wait_exit(where, directory, within, _say(context), context.host), args.mount_path
+    )
+    return document if document.error else Document(absent)
+
+
+def wait(context: Context, args: SimpleNamespace) -> Document:
+    from fsd.kernel import unmount as ways
+
+    if (args.seq is None) == (args.journal is None):
+        raise UsageError("one of --seq and --journal is needed")
+    seq = args.seq
+    if args.journal is not None:
+        name, number = args.journal
+        page = journals(context).read_page(name, after_seq=number - 1, limit=1) if number else {"entries": []}
+        if not page["entries"]:
+            raise NotFound(f"the journal {name} has no entry {number}")
+        seq = int(page["entries"][0]["fs_seq"])
+    answer = ways.wait(place(args), local.runtime(context), seq, args.timeout, _say(context))
+    return Document({"status": "ok", **answer, "mount_path": args.mount_path})
+
+
+def wait_exit(context: Context, args: SimpleNamespace) -> Document:
+    from fsd.kernel import unmount as ways
+
+    where, directory = place(args), local.runtime(context)
+    return _told(
+        lambda: ways.wait_exit(where, directory, args.timeout, _say(context), context.host), args.mount_path
+    )
+
+
+def status(context: Context, args: SimpleNamespace) -> Document:
+    from fsd.kernel import unmount as ways
+
+    return Document(ways.status(place(args), local.runtime(context)))
+
+
+def mounts(context: Context, args: SimpleNamespace) -> Document:
+    if args.all:
+        identity = context.data()
+        found = list(control(context, identity).sessions(identity.file_system_id))
+        shown = ("session", "host", "path", "started_at", "last_seen_at", "ended")
+        return Document({"sessions": found}, text=columns(shown, "sessions"))
+    from fsd.kernel import unmount as ways
+
+    rows = ways.mounts(local.runtime(context))
+    return Document(
+        {"mounts": rows},
+        text=lambda v: table(v["mounts"], ("mount_path", "file_system_id", "remote_path", "state", "pid")),
+    )
+
+
+def conflicts(context: Context, args: SimpleNamespace) -> Document:
+    """Copies that lost against another's change, content of an unclean end, and the lost-and-found."""
+    api, top = files(context), remote_path(args.path)
+    found: list[dict[str, Any]] = []
+    for pattern in CONFLICT_PATTERNS:
+        what = "recovered" if b"recovered" in pattern else "conflict"
+        for match in api.find(top, FindFilter(name=pattern)):
+            found.append({"reason": what, **match})
+    try:
+        for entry in api.list(b"/" + LOST_DIR, recursive=True):
+            found.append({"reason": "lost", **entry})
+    except NotFound:
+        pass  # nothing was ever put there
+    found.sort(key=lambda e: str(e["path"]))
+
+    def text(value: Any) -> str:
+        return "".join(f"{c['reason']}  {shown_name(c, 'path')}\n" for c in value["conflicts"])
+
+    return Document({"path": args.path, "conflicts": found}, text=text)

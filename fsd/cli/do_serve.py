@@ -1,0 +1,31 @@
+"""`fsd serve`: options from flags, then the server's own main."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from fsd.cli.context import Context
+from fsd.cli.output import Raw
+
+
+def serve(context: Context, args: SimpleNamespace) -> Raw:
+    from fsd.server.serve import ServeOptions, run
+
+    # The claim reads --admin-key-file and FSD_ADMIN_KEY; without either the server makes DIR/admin.key.
+    options = ServeOptions(
+        data_dir=Path(args.data_dir),
+        listen=args.listen,
+        region=context.claim.region or "local",
+        public_url=args.public_url,
+        database=args.database,
+        blobs=args.blobs,
+        admin_key=context.claim.admin_key,
+        tls_cert=Path(args.tls_cert) if args.tls_cert else None,
+        tls_key=Path(args.tls_key) if args.tls_key else None,
+        insecure=args.insecure,
+        behind_proxy=args.behind_proxy,
+        test_clock=args.test_clock,
+        output_json=args.output == "json",
+    )
+    return Raw(run(options, context.host))
