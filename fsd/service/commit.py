@@ -249,15 +249,12 @@ class Commits:
 
         def run(tx: Tx) -> tuple[int, T | None, bool]:
             state = lock(tx, fs)
-            view = View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx)
-            rules = Rules(view, me=0, mount="server")
+            view = self._direct_view(tx, fs, state)
             ops = list(build(view))
-            if prepared is not None:
-                self._packs.insert(tx, prepared)
-            self._apply_all(tx, fs, rules, ops)
+            self._apply_all(tx, fs, view, ops, prepared)
             # Before the rows are written, so that `after` may also write: it sees the view, not the rows.
             result = None if after is None else after(view)
-            moved = self._write(tx, fs, state, rules, 0)
+            moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
             return state.seq + 1 if moved else state.seq, result, moved
 
         seq, result, moved = self._db.write(run)
@@ -265,8 +262,32 @@ class Commits:
             self._feed.wake(fs.id, seq)
         return seq, result
 
-    def _apply_all(self, tx: Tx, fs: FsRef, rules: Rules, ops: list[Op]) -> None:
+    def direct(
+        self, tx: Tx, fs: FsRef, ops: Sequence[Op], prepared: Prepared | None = None
+    ) -> tuple[int, bool]:
+        """As `apply_direct`, inside a transaction of the caller's, which built `ops` in it under the
+        filesystem's lock: the rows are written when this returns. The filesystem's seq, and whether it
+        moved: then the caller wakes the feed once the transaction is durable."""
+        state = lock(tx, fs)
+        view = self._direct_view(tx, fs, state)
+        self._apply_all(tx, fs, view, ops, prepared)
+        moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
+        return state.seq + 1 if moved else state.seq, moved
+
+    def new_ino(self) -> int:
+        """A number for an inode a direct command makes."""
+        return self._numbers.new_ino()
+
+    def _direct_view(self, tx: Tx, fs: FsRef, state: FsState) -> View:
+        return View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx)
+
+    def _apply_all(
+        self, tx: Tx, fs: FsRef, view: View, ops: Sequence[Op], prepared: Prepared | None
+    ) -> None:
         """Apply every operation or raise."""
+        rules = Rules(view, me=0, mount="server")
+        if prepared is not None:
+            self._packs.insert(tx, prepared)
         named, refused = examine(ops)
         wanted: set[bytes] = set().union(*named.values()) if named else set()
         if wanted and self._packs.missing(tx, fs.id, wanted):
