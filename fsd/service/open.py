@@ -19,6 +19,7 @@ from fsd.service.idempotency import Idempotency
 from fsd.service.journals import Journals
 from fsd.service.namespace import Namespace
 from fsd.service.packs import Packs
+from fsd.service.paths import Paths
 from fsd.service.sessions import SessionInfo, Sessions, insert_session
 from fsd.service.tokens import Tokens
 
@@ -54,6 +55,7 @@ class Service:
     tokens: Tokens
     journals: Journals
     idempotency: Idempotency
+    paths: Paths
 
     def close(self) -> None:
         self.db.close()
@@ -77,11 +79,12 @@ def assemble(db: Database, store: BlobStore, host: Host) -> Service:
     own = db.write(lambda tx: insert_session(tx, 0, _OWN, b"", host.wall_ns()))
     packs, sessions, feed = Packs(db, store, host), Sessions(db, host), Feed(db, host)
     tokens = Tokens(db, host)
+    commits = Commits(db, packs, sessions, feed, Numbers(own), host)
     return Service(
         db=db,
         store=store,
         packs=packs,
-        commits=Commits(db, packs, sessions, feed, Numbers(own), host),
+        commits=commits,
         namespace=Namespace(db),
         sessions=sessions,
         feed=feed,
@@ -89,6 +92,7 @@ def assemble(db: Database, store: BlobStore, host: Host) -> Service:
         tokens=tokens,
         journals=Journals(db, host),
         idempotency=Idempotency(db, host),
+        paths=Paths(host, commits.direct, commits.new_ino),
     )
 
 

@@ -1,0 +1,422 @@
+"""Changes by path: what direct commands ask for, as operations of one commit.
+
+Each method plans: it resolves paths and checks POSIX's rules in the transaction it is given, which holds the
+filesystem's lock, and returns the operations. `execute` applies them as one commit of session 0; nothing can
+have changed in between and every base is current. A plan that is not executed is a dry run.
+
+Raises `NotFound`, `PosixError`, `Conflict` (a condition does not hold), `UsageError`. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fsd.host.seam import Host
+from fsd.meta.database import Tx
+from fsd.model import ops
+from fsd.model.attrs import ROOT_INO, Attr
+from fsd.model.blocks import Parts, encode
+from fsd.model.errors import Conflict, PosixError, TooLarge, UsageError
+from fsd.model.limits import SYMLINK_MAX
+from fsd.model.names import show
+from fsd.service.access import FsRef
+from fsd.service.packs import Prepared
+from fsd.service.tree import Place, block_parts, no_such, post_order, resolve, seq_of
+from fsd.service.upload import Folded, Uploaded
+
+REMOVE_CHUNK: Final = 500
+COPY_BLOCKS_MAX: Final = 262_144  # 256 GiB: the block list of a copy travels in one operation
+DIR_MODE: Final = 0o755
+FILE_MODE: Final = 0o644
+
+Path = Sequence[bytes]  # components (`model.names.split_path`)
+Apply = Callable[[Tx, FsRef, list[ops.Op], Prepared | None], tuple[int, bool]]
+
+
+@dataclass(slots=True)
+class Plan:
+    """Operations of one commit and what to show of it: the path `shown`, resolved again after the commit,
+    with `follow` through a last symlink. `removed` and `more` are of a removal in steps."""
+
+    ops: list[ops.Op] = field(default_factory=list)
+    shown: bytes | None = None
+    follow: bool = False
+    removed: int = 0
+    more: bool = False
+    prepared: Prepared | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A change that was made. `place` is what `Plan.shown` is now. `moved`: there was a commit, of which the
+    caller wakes the feed once it is durable."""
+
+    seq: int
+    moved: bool
+    place: Place | None
+    removed: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """How a file is written; see docs/protocol.md. `if_match` is (ino, cseq)."""
+
+    path: Path
+    parents: bool = False
+    overwrite: bool = True
+    append: bool = False
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    mtime_ns: int | None = None
+    if_match: tuple[int, int] | None = None
+    if_absent: bool = False
+
+
+class Paths:
+    """Planner of one server. `apply` is the commit engine's, `new_ino` makes numbers of the service's own
+    session."""
+
+    def __init__(self, host: Host, apply: Apply, new_ino: Callable[[], int]) -> None:
+        self._host = host
+        self._apply = apply
+        self._new_ino = new_ino
+
+    def execute(self, tx: Tx, fs: FsRef, plan: Plan) -> Done:
+        """Apply `plan`, made in the same transaction, as one commit. A plan without operations is none."""
+        seq, moved = seq_of(tx, fs.id), False
+        if plan.ops:
+            seq, moved = self._apply(tx, fs, plan.ops, plan.prepared)
+        place = None
+        if plan.shown is not None:
+            components = [part for part in plan.shown.split(b"/") if part]
+            place = resolve(tx, fs.id, components, follow=plan.follow)
+        return Done(seq, moved, place, plan.removed, plan.more)
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def put(self, tx: Tx, fs: FsRef, put: Put, content: Uploaded, folded: Folded | None) -> Plan:
+        """The file gets `content`, or with `append` has it behind what it holds. Raises `FoldNeeded`."""
+        place = resolve(tx, fs.id, put.path, follow=True, parents=put.parents)
+        now = self._host.wall_ns()
+        build = _Builder(self._new_ino, now)
+        node = place.node
+        check_revision(place, put.if_match)
+        if node is not None:
+            if not put.overwrite or put.if_absent:
+                raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+            need_file(place)
+        else:
+            node = self._new_file(build, place, put)
+        mtime = now if put.mtime_ns is None else put.mtime_ns
+        if put.append and node.size:
+            parts = content.behind(tx, fs.id, node, folded)
+            size, appended = node.size + content.size, node.size
+        else:
+            parts, size, appended = content.blocks(), content.size, None
+        build.content(node, size, parts, full=appended is None, appended=appended, mtime=mtime)
+        if put.mode is not None and place.node is not None and put.mode != stat.S_IMODE(node.mode):
+            build.setattr(node.ino, mode=put.mode)
+        return Plan(build.ops, place.path, prepared=content.prepared)
+
+    def _new_file(self, build: _Builder, place: Place, put: Put) -> Attr:
+        parent = build.directories(place, place.missing[:-1], put.uid, put.gid)
+        mode = FILE_MODE if put.mode is None else put.mode
+        return build.create(parent, place.missing[-1], stat.S_IFREG | mode, put.uid, put.gid)
+
+    def copy(self, tx: Tx, fs: FsRef, source: Path, target: Path, *, overwrite: bool) -> Plan:
+        """One file or symlink under another name as a file of its own, sharing the content's blobs."""
+        origin = resolve(tx, fs.id, source)
+        node = origin.need()
+        if node.is_dir:
+            raise PosixError(errno.EISDIR, f"{show(origin.path)} is a directory")
+        if stat.S_ISLNK(node.mode):
+            return self.symlink(tx, fs, node.target or b"", target, overwrite=overwrite)
+        need_file(origin)
+        if node.blocks > COPY_BLOCKS_MAX:
+            raise TooLarge("the file is too large to be copied on the server", hint="copy it through a mount")
+        place = resolve(tx, fs.id, target, follow=True)
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        there = place.node
+        if there is not None:
+            if not overwrite:
+                raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+            need_file(place)
+            if there.ino == node.ino:
+                raise PosixError(errno.EINVAL, "source and target are the same file")
+        else:
+            mode = stat.S_IFREG | stat.S_IMODE(node.mode)
+            there = build.create(build.base(place), place.name, mode, node.uid, node.gid)
+        parts = block_parts(tx, fs.id, node, 0, node.blocks)
+        build.content(there, node.size, parts, full=True, appended=None, mtime=node.mtime)
+        if place.node is not None:
+            build.setattr(there.ino, mode=stat.S_IMODE(node.mode))
+            for name in there.xattrs or {}:
+                if name not in (node.xattrs or {}):
+                    build.setxattr(there.ino, name, None)
+        for name, value in (node.xattrs or {}).items():
+            build.setxattr(there.ino, name, value)
+        return Plan(build.ops, place.path)
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    def mkdir(
+        self,
+        tx: Tx,
+        fs: FsRef,
+        path: Path,
+        *,
+        mode: int | None = None,
+        parents: bool = False,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> Plan:
+        place = resolve(tx, fs.id, path, follow=parents, parents=parents)
+        if place.node is not None:
+            if parents and place.node.is_dir:
+                return Plan([], place.path)
+            raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        parent = build.directories(place, place.missing[:-1], uid, gid)
+        wanted = stat.S_IFDIR | (DIR_MODE if mode is None else mode)
+        build.create(parent, place.missing[-1], wanted, uid, gid)
+        return Plan(build.ops, place.path)
+
+    def symlink(self, tx: Tx, fs: FsRef, target: bytes, path: Path, *, overwrite: bool = False) -> Plan:
+        """With `overwrite` what is there goes, unless it is a directory."""
+        if not target or len(target) > SYMLINK_MAX or b"\0" in target:
+            raise UsageError(f"a symlink's target has 1 to {SYMLINK_MAX} bytes and no NUL")
+        place = resolve(tx, fs.id, path)
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        there = place.node
+        if there is not None:
+            if not overwrite or there.is_dir:
+                raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
+            if stat.S_ISLNK(there.mode) and there.target == target:
+                return Plan([], place.path)
+            build.unlink(place, there)
+        build.create(build.base(place), place.name, stat.S_IFLNK | 0o777, None, None, target=target)
+        return Plan(build.ops, place.path)
+
+    def hardlink(self, tx: Tx, fs: FsRef, source: Path, path: Path) -> Plan:
+        origin = resolve(tx, fs.id, source)
+        node = origin.need()
+        if node.is_dir:
+            raise PosixError(errno.EPERM, f"{show(origin.path)} is a directory, which has one name")
+        place = resolve(tx, fs.id, path)
+        if place.node is not None:
+            raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        build.add(ops.Link, ops.LINK, node.ino, place.parent.ino, place.name, build.now)
+        return Plan(build.ops, place.path)
+
+    def rename(self, tx: Tx, fs: FsRef, source: Path, target: Path, *, overwrite: bool = True) -> Plan:
+        """rename(2): a file over a file, a directory over an empty one; the rest the engine refuses."""
+        origin, place = resolve(tx, fs.id, source), resolve(tx, fs.id, target)
+        node, there = origin.need(), place.node
+        if node.ino == ROOT_INO or (there is not None and there.ino == ROOT_INO):
+            raise PosixError(errno.EBUSY, "the root cannot be moved or replaced")
+        if there is not None and not overwrite:
+            raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        flags = 0 if overwrite else ops.RENAME_NOREPLACE
+        over, base = (0, 0) if there is None else (there.ino, there.cseq)
+        build.add(
+            ops.Rename,
+            ops.RENAME,
+            origin.parent.ino,
+            origin.name,
+            node.ino,
+            place.parent.ino,
+            place.name,
+            flags,
+            over,
+            base,
+            build.now,
+        )
+        return Plan(build.ops, place.path)
+
+    def remove(
+        self,
+        tx: Tx,
+        fs: FsRef,
+        path: Path,
+        *,
+        recursive: bool = False,
+        if_match: tuple[int, int] | None = None,
+    ) -> Plan:
+        """A file or an empty directory; with `recursive` the first REMOVE_CHUNK entries of a tree, deepest
+        first, and `more` while some are left."""
+        place = resolve(tx, fs.id, path)
+        node = place.need()
+        check_revision(place, if_match)
+        if node.ino == ROOT_INO:
+            raise PosixError(errno.EBUSY, "the root cannot be removed")
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        if not node.is_dir:
+            build.unlink(place, node)
+            return Plan(build.ops, removed=1)
+        below, whole = post_order(tx, fs.id, node, REMOVE_CHUNK if recursive else 0)
+        if not whole and not recursive:
+            raise PosixError(
+                errno.ENOTEMPTY, f"{show(place.path)} is not empty", hint="remove it with --recursive"
+            )
+        for parent, name, attr in below:
+            build.remove(parent, name, attr)
+        if whole:
+            build.remove(place.parent.ino, place.name, node)
+        return Plan(build.ops, removed=len(build.ops), more=not whole)
+
+    # -- attributes ----------------------------------------------------------------------------------
+
+    def setattr(
+        self,
+        tx: Tx,
+        fs: FsRef,
+        path: Path,
+        *,
+        follow: bool = True,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        mtime_ns: int | None = None,
+        atime_ns: int | None = None,
+    ) -> Plan:
+        """chmod, chown, utimens."""
+        place = resolve(tx, fs.id, path, follow=follow)
+        node = place.need()
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        build.setattr(node.ino, mode=mode, uid=uid, gid=gid, mtime=mtime_ns, atime=atime_ns)
+        return Plan(build.ops, place.path)
+
+    def setxattr(
+        self, tx: Tx, fs: FsRef, path: Path, name: bytes, value: bytes | None, *, follow: bool = True
+    ) -> Plan:
+        """Set an extended attribute, or remove it (`value` None; ENODATA when it is not there)."""
+        place = resolve(tx, fs.id, path, follow=follow)
+        node = place.need()
+        if value is None and name not in (node.xattrs or {}):
+            raise PosixError(errno.ENODATA, f"{show(place.path)} has no attribute {show(name)}")
+        build = _Builder(self._new_ino, self._host.wall_ns())
+        build.setxattr(node.ino, name, value)
+        return Plan(build.ops, place.path)
+
+
+class _Builder:
+    """Operations in order, numbered from 1. Knows of the inodes it makes what later operations need."""
+
+    def __init__(self, new_ino: Callable[[], int], now: int) -> None:
+        self._new_ino = new_ino
+        self.now = now
+        self.ops: list[ops.Op] = []
+
+    def add(self, make: Callable[..., ops.Op], kind: int, *values: Any) -> None:
+        self.ops.append(make(len(self.ops) + 1, kind, *values))
+
+    def base(self, place: Place) -> Attr:
+        """The directory a single new name goes into."""
+        if not place.name:
+            raise PosixError(errno.EEXIST, "the root exists")
+        return place.parent
+
+    def directories(self, place: Place, missing: Sequence[bytes], uid: int | None, gid: int | None) -> Attr:
+        """Make the directories `missing` below `place.parent`; the last one."""
+        here = place.parent
+        for name in missing:
+            here = self.create(here, name, stat.S_IFDIR | DIR_MODE, uid, gid)
+        return here
+
+    def create(
+        self,
+        parent: Attr,
+        name: bytes,
+        mode: int,
+        uid: int | None,
+        gid: int | None,
+        *,
+        target: bytes | None = None,
+    ) -> Attr:
+        """A new inode; owner and group are the parent's where not given. In a set-gid directory the group
+        is the directory's, as on ext4."""
+        if not parent.is_dir:
+            raise PosixError(errno.ENOTDIR, "the parent is no directory")
+        uid = parent.uid if uid is None else uid
+        gid = parent.gid if gid is None or parent.mode & stat.S_ISGID else gid
+        if parent.mode & stat.S_ISGID and stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+        ino = self._new_ino()
+        self.add(ops.Create, ops.CREATE, parent.ino, name, ino, mode, uid, gid, 0, target, self.now)
+        now = self.now
+        return Attr(ino, mode, 1, uid, gid, 0, now, now, now, 0, target, 0, None, None, 0, 0, 0)
+
+    def content(
+        self, node: Attr, size: int, parts: dict[int, Parts], *, full: bool, appended: int | None, mtime: int
+    ) -> None:
+        stored = tuple((idx, encode(parts[idx])) for idx in sorted(parts))
+        self.add(
+            ops.Content,
+            ops.CONTENT,
+            node.ino,
+            node.cseq,
+            size,
+            stored,
+            full,
+            appended,
+            mtime,
+            self.now,
+        )
+
+    def setattr(
+        self,
+        ino: int,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime: int | None = None,
+        mtime: int | None = None,
+    ) -> None:
+        self.add(ops.Setattr, ops.SETATTR, ino, mode, uid, gid, atime, mtime, self.now)
+
+    def setxattr(self, ino: int, name: bytes, value: bytes | None) -> None:
+        self.add(ops.Setxattr, ops.SETXATTR, ino, name, value, self.now)
+
+    def unlink(self, place: Place, node: Attr) -> None:
+        self.remove(place.parent.ino, place.name, node)
+
+    def remove(self, parent: int, name: bytes, node: Attr) -> None:
+        if node.is_dir:
+            self.add(ops.Rmdir, ops.RMDIR, parent, name, node.ino, self.now)
+        else:
+            self.add(ops.Unlink, ops.UNLINK, parent, name, node.ino, node.cseq, self.now)
+
+
+def check_revision(place: Place, wanted: tuple[int, int] | None) -> None:
+    """Raise `Conflict` unless the path has the revision `wanted`; `details.revision` is what it has."""
+    if wanted is None:
+        return
+    node = place.node
+    if node is None:
+        raise Conflict(f"{show(place.path)} is gone", details={"revision": None})
+    if (node.ino, node.cseq) != wanted:
+        raise Conflict(
+            f"{show(place.path)} was changed: its revision is {node.ino}:{node.cseq}",
+            hint="read it again and decide, or write without --if-match",
+            details={"revision": f"{node.ino}:{node.cseq}"},
+        )
+
+
+def need_file(place: Place) -> Attr:
+    """The regular file at `place`; raises `PosixError` EISDIR or EINVAL, `NotFound`."""
+    if place.node is None:
+        raise no_such(place.path)
+    if place.node.is_dir:
+        raise PosixError(errno.EISDIR, f"{show(place.path)} is a directory")
+    if not place.node.is_file:
+        raise PosixError(errno.EINVAL, f"{show(place.path)} is no regular file")
+    return place.node

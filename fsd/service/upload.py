@@ -1,0 +1,233 @@
+"""Content on its way in and out by path: a body cut into blocks and stored, a file read block by block.
+
+`Uploading` holds at most one pack (8 MiB) and one block. What it stored and nobody named is swept after the
+grace period. `Reading` reads the state of the moment it was opened: the block list is taken then and blobs
+are immutable; a file of more than SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed in between
+ends with `Conflict` rather than mixing states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fsd.meta.database import Database, Tx
+from fsd.model import blocks
+from fsd.model.attrs import Attr
+from fsd.model.blocks import Part, Parts
+from fsd.model.errors import Conflict, IntegrityError, TooLarge
+from fsd.model.limits import BLOCK, FILE_MAX, MIB, PATCHES_MAX
+from fsd.service.access import FsRef
+from fsd.service.packs import Packs, Prepared
+from fsd.service.tree import block_parts, inode
+from fsd.wire.frame import Blob, make_blob, open_blob
+
+PACK_BYTES: Final = 8 * MIB
+SNAPSHOT_BLOCKS: Final = 16_384  # of a file's block list in memory: 16 GiB
+READ_BLOCKS: Final = 4  # fetched at a time
+_ZEROS: Final = bytes(BLOCK)
+
+
+class FoldNeeded(Exception):
+    """An append would give block `idx` of `node` too many parts; `parts` must become one blob first."""
+
+    def __init__(self, node: Attr, idx: int, parts: Parts) -> None:
+        super().__init__()
+        self.node, self.idx, self.parts = node, idx, parts
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The block with `parts` of inode `ino` as the one blob it was folded into."""
+
+    ino: int
+    idx: int
+    parts: Parts
+    now: Parts
+
+
+class Piece(NamedTuple):
+    """`length` bytes of a body; `hash` None where all are zero."""
+
+    length: int
+    hash: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A whole body that is stored but for `prepared`, which goes into the transaction that names it."""
+
+    size: int
+    pieces: tuple[Piece, ...]
+    prepared: Prepared | None
+
+    def blocks(self) -> dict[int, Parts]:
+        """As the whole content of a file."""
+        return {
+            idx: (Part(0, piece.length, 0, piece.hash),)
+            for idx, piece in enumerate(self.pieces)
+            if piece.hash is not None
+        }
+
+    def behind(self, tx: Tx, fs: int, node: Attr, folded: Folded | None) -> dict[int, Parts]:
+        """As further content behind what `node` has: the blocks that change. Raises `FoldNeeded`."""
+        if node.size + self.size > FILE_MAX:
+            raise TooLarge(f"a file has at most {FILE_MAX} bytes")
+        if not self.size:
+            return {}
+        first = node.size // BLOCK
+        found = block_parts(tx, fs, node, first, 1) if node.size % BLOCK else {}
+        if folded and folded.ino == node.ino and folded.idx == first and found.get(first) == folded.parts:
+            found[first] = folded.now
+        if len(found.get(first, ())) > PATCHES_MAX - 1:
+            raise FoldNeeded(node, first, found[first])
+        for at, part in self._parts_from(node.size):
+            found[at] = (*found.get(at, ()), part)
+        return found
+
+    def _parts_from(self, start: int) -> Iterator[tuple[int, Part]]:
+        """The pieces laid out from file offset `start` on, cut at block borders."""
+        for piece in self.pieces:
+            boff = 0
+            while boff < piece.length:
+                off = start % BLOCK
+                length = min(piece.length - boff, BLOCK - off)
+                if piece.hash is not None:
+                    yield start // BLOCK, Part(off, length, boff, piece.hash)
+                start, boff = start + length, boff + length
+
+
+class Uploading:
+    """A body being stored. One thread at a time; blocks on hashing and on the store."""
+
+    def __init__(self, packs: Packs, fs: FsRef) -> None:
+        self._packs, self._fs = packs, fs
+        self._tail = bytearray()
+        self._pieces: list[Piece] = []
+        self._waiting: list[Blob] = []
+        self._bytes = 0
+        self._named: set[bytes] = set()
+        self.size = 0
+
+    def add(self, data: Sequence[bytes]) -> None:
+        """Take further bytes; raises `TooLarge`, and what the store raises."""
+        for piece in data:
+            self.size += len(piece)
+            if self.size > FILE_MAX:
+                raise TooLarge(f"a file has at most {FILE_MAX} bytes")
+            self._tail += piece
+            while len(self._tail) >= BLOCK:
+                self._block(bytes(self._tail[:BLOCK]))
+                del self._tail[:BLOCK]
+
+    def _block(self, data: bytes) -> None:
+        if data == _ZEROS[: len(data)]:
+            self._pieces.append(Piece(len(data), None))
+            return
+        blob = make_blob(data)
+        self._pieces.append(Piece(len(data), blob.hash))
+        if blob.hash in self._named:
+            return
+        self._named.add(blob.hash)
+        self._waiting.append(blob)
+        self._bytes += len(blob.stored)
+        if self._bytes >= PACK_BYTES:
+            self._packs.store(self._fs.id, self._fs.name, self._waiting)
+            self._waiting, self._bytes = [], 0
+
+    def finish(self) -> Uploaded:
+        """The body has ended."""
+        if self._tail:
+            self._block(bytes(self._tail))
+            self._tail.clear()
+        prepared = None
+        if self._waiting:
+            prepared = self._packs.prepare(self._fs.id, self._fs.name, self._waiting)
+        return Uploaded(self.size, tuple(self._pieces), prepared)
+
+
+def fold(packs: Packs, fs: FsRef, needed: FoldNeeded) -> Folded:
+    """Make the block's parts one stored blob."""
+    length = max(part.off + part.length for part in needed.parts)
+    data = _assemble(needed.parts, 0, length, _open(packs, fs.id, blocks.hashes(needed.parts)))
+    blob = make_blob(data)
+    packs.store(fs.id, fs.name, [blob])
+    return Folded(needed.node.ino, needed.idx, needed.parts, (Part(0, length, 0, blob.hash),))
+
+
+def _open(packs: Packs, fs: int, hashes: set[bytes]) -> dict[bytes, bytes]:
+    """The verified bytes of blobs; raises `IntegrityError`."""
+    found = packs.read(fs, sorted(hashes))
+    lost = hashes - found.keys()
+    if lost:
+        raise IntegrityError(f"the blob {min(lost).hex()} is not stored")
+    return {digest: open_blob(blob) for digest, blob in found.items()}
+
+
+def _assemble(parts: Parts, off: int, length: int, data: dict[bytes, bytes]) -> bytes:
+    """Bytes [off, off+length) of a block."""
+    wanted = blocks.pieces(parts, off, length)
+    if len(wanted) == 1 and wanted[0].length == length:
+        one = wanted[0]
+        return data[one.hash][one.boff : one.boff + length]
+    made = bytearray(length)
+    for piece in wanted:
+        made[piece.at : piece.at + piece.length] = data[piece.hash][piece.boff : piece.boff + piece.length]
+    return bytes(made)
+
+
+class Reading:
+    """Bytes [offset, offset+length) of one state of a file. `next_piece` blocks; one thread at a time."""
+
+    def __init__(
+        self,
+        db: Database,
+        packs: Packs,
+        fs: FsRef,
+        attr: Attr,
+        first: dict[int, Parts],
+        span: tuple[int, int],
+    ) -> None:
+        self._db, self._packs, self._fs, self._attr = db, packs, fs, attr
+        self._at, self._end = span
+        self._blocks = first
+        self._known = self._at // BLOCK + SNAPSHOT_BLOCKS  # blocks below are in `_blocks`
+
+    @classmethod
+    def open(
+        cls, tx: Tx, db: Database, packs: Packs, fs: FsRef, attr: Attr, offset: int, end: int
+    ) -> Reading:
+        """In the transaction that found `attr`; `end` at most the file's size."""
+        first = block_parts(tx, fs.id, attr, offset // BLOCK, SNAPSHOT_BLOCKS)
+        return cls(db, packs, fs, attr, first, (offset, end))
+
+    def next_piece(self) -> bytes:
+        """The next bytes, up to some MiB; empty at the end. Raises `Conflict` when the file changed and the
+        rest of its old state is not known, `IntegrityError` when a blob is lost or damaged."""
+        if self._at >= self._end:
+            return b""
+        first = self._at // BLOCK
+        if first >= self._known:
+            self._load(first)
+        last = min((self._end - 1) // BLOCK, first + READ_BLOCKS - 1, self._known - 1)
+        wanted = [self._blocks.pop(idx, blocks.HOLE) for idx in range(first, last + 1)]
+        need: set[bytes] = set().union(*(blocks.hashes(parts) for parts in wanted))
+        data = _open(self._packs, self._fs.id, need)
+        made = []
+        for idx, parts in enumerate(wanted, first):
+            off = self._at - idx * BLOCK
+            length = min(BLOCK - off, self._end - self._at)
+            made.append(_assemble(parts, off, length, data))
+            self._at += length
+        return b"".join(made)
+
+    def _load(self, first: int) -> None:
+        def read(tx: Tx) -> dict[int, Parts]:
+            now = inode(tx, self._fs.id, self._attr.ino)
+            if now is None or now.cseq != self._attr.cseq:
+                raise Conflict("the file changed while it was read")
+            return block_parts(tx, self._fs.id, now, first, SNAPSHOT_BLOCKS)
+
+        self._blocks = self._db.read(read)
+        self._known = first + SNAPSHOT_BLOCKS
