@@ -1,0 +1,112 @@
+"""The control socket: one JSON line asked, progress lines and one answer sent (see control_client.py).
+
+Runs in trio, in the daemon's main thread. The verbs themselves are the daemon's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from fsd.kernel.control_client import error_line
+from fsd.model.errors import FsdError, InternalError, UsageError
+
+log = logging.getLogger(__name__)
+
+REQUEST_MAX: Final = 64 * 1024
+# More commands than anybody runs at one mount at once; the next one waits in the listen queue.
+CLIENTS_MAX: Final = 64
+
+Tell = Callable[[str], Awaitable[None]]
+Verb = Callable[[dict[str, Any], Tell], Awaitable[dict[str, Any]]]
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path` (0600), however long its directory's name."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+    os.chmod(path, 0o600)
+    sock.listen(CLIENTS_MAX)
+    return sock
+
+
+class ControlServer:
+    """Serves `verbs`. A verb that raises `FsdError` answers it; the daemon lives on whatever happens."""
+
+    def __init__(self, sock: socket.socket, verbs: dict[str, Verb]) -> None:
+        self._sock = sock
+        self._verbs = verbs
+        self._limit = trio.CapacityLimiter(CLIENTS_MAX)
+
+    async def run(self) -> None:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._sock))
+        async with trio.open_nursery() as nursery:
+            while True:
+                stream = await listener.accept()
+                await self._limit.acquire_on_behalf_of(stream)
+                nursery.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        try:
+            async with stream:
+                await self._answer(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
+            log.debug("a command went away: %r", exc)
+        except Exception:
+            log.exception("the control socket failed")
+        finally:
+            self._limit.release_on_behalf_of(stream)
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        async def send(value: dict[str, Any]) -> None:
+            await stream.send_all(json.dumps(value).encode() + b"\n")
+
+        async def tell(text: str) -> None:
+            await send({"progress": {"text": text}})
+
+        try:
+            with trio.fail_after(10):
+                asked = await _line(stream)
+            verb = self._verbs.get(str(asked.get("verb")))
+            args = asked.get("args")
+            if verb is None or not isinstance(args, dict):
+                raise UsageError(f"unknown control verb {asked.get('verb')!r}")
+            answer = {"ok": await verb(args, tell)}
+        except trio.TooSlowError:
+            answer = error_line(UsageError("no request came"))
+        except FsdError as exc:
+            answer = error_line(exc)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise
+        except Exception as exc:
+            log.exception("a control verb failed")
+            answer = error_line(InternalError(f"the daemon failed: {exc!r}", hint="see its log"))
+        await send(answer)
+
+
+async def _line(stream: trio.SocketStream) -> dict[str, Any]:
+    raw = b""
+    while not raw.endswith(b"\n"):
+        piece = await stream.receive_some(4096)
+        raw += piece
+        if not piece or len(raw) > REQUEST_MAX:
+            raise UsageError("a control request is one line of JSON")
+    try:
+        asked = json.loads(raw)
+    except ValueError as exc:
+        raise UsageError("a control request is one line of JSON") from exc
+    if not isinstance(asked, dict):
+        raise UsageError("a control request is an object")
+    return asked

@@ -1,0 +1,92 @@
+"""The change feed: a thread that long-polls, has each page applied on the FUSE thread, and sends what the
+kernel must forget.
+
+An answer comes at least every `WAIT` seconds, with or without a change, so that silence is noticed within
+`SILENT`: then every answer to the kernel gets time-out 0 and the volume asks again before it uses what it
+knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from fsd.kernel.entries import Entries
+from fsd.kernel.machine import Machine
+from fsd.kernel.notify import Notifier
+from fsd.model.errors import FsdError
+from fsd.remote.api import Remote
+
+log = logging.getLogger(__name__)
+
+WAIT: Final = 1.5
+SILENT: Final = 3.0
+RETRY: Final = 0.5
+
+
+class Feed:
+    """One mount's feed. `start` once; `look` from the timer; `stop` from any thread."""
+
+    def __init__(self, machine: Machine, remote: Remote, entries: Entries, notifier: Notifier) -> None:
+        self._machine = machine
+        self._remote = remote
+        self._entries = entries
+        self._notifier = notifier
+        self._stopped = threading.Event()
+        self._silent = False
+        self.last_answer = machine.host.monotonic()
+        self._thread = threading.Thread(target=self._work, name="fsd-feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def look(self) -> None:
+        """Notice silence; any thread."""
+        silent = self._machine.host.monotonic() - self.last_answer > SILENT
+        if silent and not self._silent:
+            self._silent = True
+            log.warning("the change feed has been silent for %.0f s: caches are checked before use", SILENT)
+            self._machine.post(lambda: self._set_silent(True))
+
+    def _set_silent(self, silent: bool) -> None:
+        self._machine.volume.feed_silent(silent)
+        self._entries.silent(silent)
+        self._machine.pump()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            volume = self._machine.volume
+            try:
+                page = self._remote.changes(volume.feed_seq, volume.session, WAIT)
+            except FsdError as exc:
+                log.debug("change feed: %s", exc)
+                self._stopped.wait(RETRY)
+                continue
+            except Exception:
+                log.exception("the change feed failed unexpectedly")
+                self._stopped.wait(RETRY)
+                continue
+            self.last_answer = self._machine.host.monotonic()
+            applied = threading.Event()
+
+            def apply(page=page, applied=applied) -> None:  # type: ignore[no-untyped-def]
+                try:
+                    self._notifier.submit(volume.apply_feed(page))
+                    self._machine.settle()
+                    self._machine.pump()
+                finally:
+                    applied.set()
+
+            if page.changes or page.reset or page.head > volume.feed_seq:
+                self._machine.post(apply)
+                # The next question starts behind this page; an FUSE thread that hangs is the watchdog's.
+                while not applied.wait(1.0) and not self._stopped.is_set():
+                    continue
+            if self._silent:
+                self._silent = False
+                log.info("the change feed answers again")
+                self._machine.post(lambda: self._set_silent(False))

@@ -1,0 +1,100 @@
+"""Invalidations to the kernel, from a thread of their own: the call blocks while a request holds the
+directory it names.
+
+What the kernel was answered within the last 100 ms may reach its caches only after the invalidation; such a
+one is sent again 200 ms later. Equal invalidations that wait are one, which bounds the queue by what exists.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import pyfuse3
+
+from fsd.host.seam import Host
+from fsd.vfs.types import Invalidation
+
+log = logging.getLogger(__name__)
+
+RECENT: Final = 0.1
+AGAIN_AFTER: Final = 0.2
+# Not known to the kernel (any more): nothing to forget. The others: the connection has ended.
+_FINE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENOTCONN, errno.ENODEV, errno.EBADF, errno.ENOTEMPTY)
+
+
+def send(root_ino: int, one: Invalidation) -> None:
+    """One invalidation to the kernel, now; may block."""
+    node = 1 if one.ino == root_ino else one.ino
+    try:
+        if one.name is None:
+            pyfuse3.invalidate_inode(node)
+        else:
+            pyfuse3.invalidate_entry(node, one.name)
+    except OSError as exc:
+        if exc.errno not in _FINE:
+            log.warning("invalidating %r failed: %s", one, exc)
+
+
+class Notifier:
+    """`submit` from any thread. `answered` gives the monotonic time of the kernel's last answer it may keep."""
+
+    def __init__(
+        self,
+        root_ino: int,
+        answered: Callable[[], float],
+        host: Host,
+        sender: Callable[[int, Invalidation], None] = send,
+    ) -> None:
+        self._root = root_ino
+        self._answered = answered
+        self._host = host
+        self._send = sender
+        self._changed = threading.Condition()
+        self._waiting: dict[Invalidation, None] = {}
+        self._again: deque[tuple[float, Invalidation]] = deque()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._work, name="fsd-notify", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, ones: Iterable[Invalidation]) -> None:
+        with self._changed:
+            before = len(self._waiting)
+            self._waiting.update(dict.fromkeys(ones))
+            if len(self._waiting) != before:
+                self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def take(self, now: float) -> Invalidation | None:
+        """The next one due at `now`; the caller sends it."""
+        if self._again and self._again[0][0] <= now:
+            return self._again.popleft()[1]
+        if self._waiting:
+            one = next(iter(self._waiting))
+            del self._waiting[one]
+            if now - self._answered() < RECENT:
+                self._again.append((now + AGAIN_AFTER, one))
+            return one
+        return None
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if self._stopped:
+                    return
+                one = self.take(self._host.monotonic())
+                if one is None:
+                    pause = self._again[0][0] - self._host.monotonic() if self._again else None
+                    self._changed.wait(pause)
+                    continue
+            self._send(self._root, one)

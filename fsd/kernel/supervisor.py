@@ -1,0 +1,344 @@
+"""`fsd mount`: check the place, start supervisor and daemon, wait until the mount answers.
+
+The supervisor is a small parent (neither pyfuse3 nor trio is imported here). It starts the daemon by fork,
+so that the token passes in memory. When the daemon dies unasked it detaches what is left of the mount and
+starts another one on the same state directory, at most RESTARTS_MAX times in RESTART_WINDOW. An exit of 0 or
+6, an unmount by anybody and a signal are wanted stops.
+
+SIGTERM and SIGINT are forwarded through a pipe, one byte each, not as signals: a group signal (a terminal, a
+service manager) reaches both processes, and the daemon must not count it twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fsd.kernel import runtime
+from fsd.kernel.channel import Channel, read_until_ready
+from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
+from fsd.kernel.options import MountOptions
+from fsd.kernel.runtime import Record, RuntimeDir
+from fsd.model.errors import Busy, FsdError, InternalError, NoSpace
+
+RESTARTS_MAX: Final = 5
+RESTART_WINDOW: Final = 600.0
+EXIT_LEFT: Final = 6
+# A daemon that broke and wants a fresh process ends with this.
+EXIT_CRASHED: Final = 70
+
+Say = Callable[[str], None]
+_pace = threading.Event()
+
+
+class MountAnswer(NamedTuple):
+    """`exit_code` is the command's; `answer` what it prints (empty after `--foreground`)."""
+
+    exit_code: int
+    answer: dict[str, Any]
+
+
+class Start(NamedTuple):
+    """What a daemon process needs beside its options."""
+
+    place: Path
+    directory: RuntimeDir
+    channel: Channel
+    stop_pipe: int | None  # a byte for each stop the supervisor was asked for
+    restarts: int
+    supervisor_pid: int
+
+
+def mount(options: MountOptions, say: Say) -> MountAnswer:
+    """Mount and return when a stat through the mount was answered; with `foreground`, when it has ended.
+
+    Raises `Busy` when the place is mounted or being restarted, `Unsupported` where mounting is impossible,
+    `UsageError` and `NotFound` for a wrong place, and what the server said.
+    """
+    require_fuse()
+    place = resolve(options.mountpoint)
+    options = replace(options, mountpoint=place)
+    directory = RuntimeDir(options.runtime_dir, options.host)
+    directory.make()
+    lock = _lock(options, directory, say)
+    try:
+        _prepare(options, place, directory)
+        if options.foreground:
+            return MountAnswer(_foreground(options, place, directory, say), {})
+        return MountAnswer(0, _background(options, place, directory, say))
+    finally:
+        os.close(lock)
+
+
+def _lock(options: MountOptions, directory: RuntimeDir, say: Say) -> int:
+    """The family lock. Waits, with a message, for a daemon that is detached and still sending."""
+    deadline = options.host.monotonic() + options.ready_timeout
+    told = False
+    while True:
+        fd = directory.lock(options.mount_id)
+        if fd is not None:
+            return fd
+        record = directory.read(options.mount_id)
+        waiting = record.state in (runtime.DETACHED, runtime.ENDED)
+        if not waiting or options.host.monotonic() > deadline:
+            what = "is still sending what was left" if waiting else f"is {record.state}"
+            raise Busy(
+                f"the mount at {options.mountpoint} {what} (daemon {record.pid})",
+                hint=f"`fsd status {options.mountpoint}`, `fsd unmount {options.mountpoint}`",
+            )
+        if not told:
+            told = True
+            say(f"waiting for the previous daemon (pid {record.pid}) to send what was left")
+        _pace.wait(0.05)
+
+
+def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
+    """Clean up a dead mount, check the place, make the state directory and the record."""
+    clear_dead(place)
+    check_place(
+        place,
+        {
+            "the state directory": options.state_dir,
+            "the runtime directory": options.runtime_dir,
+            "the working directory": Path.cwd(),
+        },
+    )
+    own = options.state_dir / "mounts" / options.mount_id
+    try:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(own, 0o700)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"the disk under {options.state_dir} is full") from exc
+        raise FsdError(
+            f"the state directory {own} cannot be made: {exc.strerror}", hint="choose --state-dir"
+        ) from exc
+    directory.write(
+        Record(
+            mount_id=options.mount_id,
+            file_system_id=options.token.file_system_id,
+            mountpoint=str(place),
+            socket=str(directory.socket_path(options.mount_id)),
+            state_dir=str(own),
+            log=str(own / "daemon.log"),
+            endpoint=options.endpoint,
+            remote_path=options.remote_path.decode("utf-8", "backslashreplace"),
+        )
+    )
+
+
+def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> dict[str, Any]:
+    read_end, write_end = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        _in_child(lambda: _detached(options, place, directory, read_end, write_end))
+    os.close(write_end)
+    os.waitpid(middle, 0)
+    started: list[int] = []
+    try:
+        return read_until_ready(read_end, say, started.append)
+    except KeyboardInterrupt:
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        raise
+
+
+def _in_child(body: Callable[[], int]) -> None:
+    """Run `body` in this forked process and end it, whatever happens."""
+    code = EXIT_CRASHED
+    try:
+        code = body()
+    finally:
+        os._exit(code)
+
+
+def _detached(
+    options: MountOptions, place: Path, directory: RuntimeDir, read_end: int, write_end: int
+) -> int:
+    os.setsid()
+    if os.fork() != 0:
+        return 0
+    os.close(read_end)
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(
+        directory.read(options.mount_id).log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+    channel = Channel(write_end)
+    channel.supervisor(os.getpid())
+    return _serve(options, place, directory, channel)
+
+
+def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: Channel) -> int:
+    if options.supervised:
+        return Supervisor(options, place, directory, channel).run()
+    return _daemon(options, Start(place, directory, channel, None, 0, 0))
+
+
+def _daemon(options: MountOptions, start: Start) -> int:
+    # Imported here: the supervisor itself stays small.
+    from fsd.kernel.daemon import run
+
+    return run(options, start)
+
+
+def _foreground(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> int:
+    read_end, write_end = os.pipe()
+    failed: list[FsdError] = []
+
+    def listen() -> None:
+        try:
+            read_until_ready(read_end, say, lambda pid: None)
+            say(f"mounted {place}")
+        except FsdError as exc:
+            failed.append(exc)
+
+    reader = threading.Thread(target=listen, daemon=True)
+    channel = Channel(write_end)
+    if not options.supervised:
+        # The daemon ends this process itself; the reader shows its messages until then.
+        reader.start()
+        return _daemon(options, Start(place, directory, channel, None, 0, 0))
+    code = Supervisor(options, place, directory, channel, reader).run()
+    channel.close()
+    reader.join(5)
+    if failed:
+        raise failed[0]
+    return code
+
+
+class Supervisor:
+    """The parent. Single-threaded until the first daemon runs, since it forks."""
+
+    def __init__(
+        self,
+        options: MountOptions,
+        place: Path,
+        directory: RuntimeDir,
+        channel: Channel,
+        reader: threading.Thread | None = None,
+    ) -> None:
+        self._options = options
+        self._place = place
+        self._directory = directory
+        self._channel = channel
+        self._reader = reader
+        self._stops = 0
+        self._pipe: int | None = None
+        self._restarts = 0
+        self._recent: deque[float] = deque()
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        while True:
+            status = self._one_daemon()
+            code = self._after(status)
+            if code is not None:
+                self._notify("STOPPING=1")
+                return code
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self._stops += 1
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._pipe, b"s")
+
+    def _one_daemon(self) -> int:
+        read_end, write_end = os.pipe()
+        options = self._options
+        pid = os.fork()
+        if pid == 0:
+            os.close(write_end)
+            # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.
+            os.setpgid(0, 0)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            start = Start(self._place, self._directory, self._channel, read_end, self._restarts, os.getppid())
+            _in_child(lambda: _daemon(options, start))
+        os.close(read_end)
+        self._pipe = write_end
+        if self._stops:
+            self._on_stop(0, None)
+        if self._reader is not None and not self._reader.ident:
+            self._reader.start()
+        self._notify(f"MAINPID={os.getpid()}")
+        _, status = os.waitpid(pid, 0)
+        self._pipe = None
+        os.close(write_end)
+        return status
+
+    def _after(self, status: int) -> int | None:
+        """The exit code after the daemon ended with `status`, or None: start another."""
+        code = os.waitstatus_to_exitcode(status)
+        record = self._directory.read(self._options.mount_id)
+        how = f"signal {-code}" if code < 0 else f"exit {code}"
+        if code >= 0 and code != EXIT_CRASHED:
+            return code
+        if record.state == runtime.STARTING:
+            self._channel.failed(
+                InternalError(f"the daemon died ({how}) before it was mounted", hint=f"see {record.log}")
+            )
+            self._clean(record)
+            return 1
+        listed = still_listed(self._place, record.source)
+        self._clean(record)
+        if record.state == runtime.DETACHED or not listed or self._stops:
+            return self._give_up(record, f"the daemon died ({how}) after the unmount, while it was sending")
+        now = self._options.host.monotonic()
+        while self._recent and now - self._recent[0] > RESTART_WINDOW:
+            self._recent.popleft()
+        if len(self._recent) >= RESTARTS_MAX:
+            return self._give_up(record, f"the daemon died {RESTARTS_MAX + 1} times in 10 minutes ({how})")
+        self._recent.append(now)
+        self._restarts += 1
+        self._directory.update(record.mount_id, state=runtime.RESTARTING, restarts=self._restarts)
+        _log(record, f"the daemon died ({how}); restart {self._restarts}")
+        return None
+
+    def _clean(self, record: Record) -> None:
+        if still_listed(self._place, record.source):
+            try:
+                detach(self._place, lazy=True)
+            except FsdError as exc:
+                _log(record, f"cleaning up the dead mount failed: {exc}")
+
+    def _give_up(self, record: Record, reason: str) -> int:
+        _log(record, reason)
+        ended = {"exit": EXIT_LEFT, "status": "not_drained", "reason": reason}
+        self._directory.update(record.mount_id, state=runtime.ENDED, ended=ended)
+        return EXIT_LEFT
+
+    def _notify(self, text: str) -> None:
+        notify(self._options.notify_socket, text)
+
+
+def _log(record: Record, text: str) -> None:
+    try:
+        with open(record.log, "a") as log:
+            log.write(f"supervisor: {text}\n")
+    except OSError:
+        os.write(2, f"fsd supervisor: {text}\n".encode())
+
+
+def notify(address: str | None, text: str) -> None:
+    """sd_notify: tell the service manager; nothing when there is none."""
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(text.encode(), "\0" + address[1:] if address.startswith("@") else address)
+        except OSError as exc:
+            os.write(2, f"fsd: the service manager cannot be told {text!r}: {exc}\n".encode())
