@@ -1,0 +1,210 @@
+"""`fsd audit`: a read-only check of the named invariants of one filesystem (design section 8).
+
+Everything is read in one snapshot and recomputed here from the rows, without the code that wrote them. A
+finding says which invariant, which row and what is wrong; repair is another, planned act. The walk keeps the
+live tree and all counts in memory: it is a tool for tests and for people who doubt, not a request.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import defaultdict
+from typing import Any, Final, NamedTuple
+
+from fsd.meta.database import Database, Tx
+from fsd.meta.sql import MAX
+from fsd.model import blocks
+from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import NotFound, UsageError
+from fsd.model.limits import BLOCK
+from fsd.model.names import show
+from fsd.service.access import FsRef
+
+_KEYS: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino, idx"}
+
+
+class Finding(NamedTuple):
+    """One broken invariant. `rule` is its name, `where` the row, `what` the sentence."""
+
+    rule: str
+    where: str
+    what: str
+
+
+def audit(db: Database, fs: FsRef) -> list[Finding]:
+    """All findings, [] when everything holds. Raises `NotFound` for a filesystem that is not there."""
+    return db.read(lambda tx: _Audit(tx, fs).run())
+
+
+class _Audit:
+    def __init__(self, tx: Tx, fs: FsRef) -> None:
+        self.tx, self.fs = tx, fs
+        self.found: list[Finding] = []
+        row = tx.one("SELECT seq, pinned, storage_bytes, file_count FROM fs WHERE id=?", (fs.id,))
+        if row is None:
+            raise NotFound(f"no filesystem {fs.name}")
+        self.seq, self.pinned, self.storage_bytes, self.file_count = row
+
+    def say(self, rule: str, where: str, what: str) -> None:
+        self.found.append(Finding(rule, where, what))
+
+    def all(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.tx.all(sql, (self.fs.id,))
+
+    def run(self) -> list[Finding]:
+        for table, key in _KEYS.items():
+            self.versions(table, key)
+        self.pins()
+        self.tree()
+        self.content()
+        self.feed()
+        return self.found
+
+    def versions(self, table: str, key: str) -> None:
+        """Versions of a key are disjoint, in the past, and seen by the head or by a pin."""
+        width = key.count(",") + 1
+        rows = self.all(
+            f"SELECT {key}, born, died, lag(died) OVER (PARTITION BY {key} ORDER BY died) "
+            f"FROM {table} WHERE fs=?"
+        )
+        pins = sorted(row[0] for row in self.all("SELECT seq FROM pin WHERE fs=?"))
+        for row in rows:
+            where = f"{table} {row[:width]}"
+            born, died, before = row[width:]
+            if not 0 <= born < died:
+                self.say("one way", where, f"born {born} is not before died {died}")
+            if born > self.seq or self.seq < died < MAX:
+                self.say("one way", where, f"[{born}, {died}) is behind the head {self.seq}")
+            if before is not None and before > born:
+                self.say("one way", where, f"born {born} inside the version that died at {before}")
+            if died < MAX and not any(born <= pin < died for pin in pins):
+                self.say("frozen", where, f"a dead version [{born}, {died}) that no pin sees")
+
+    def pins(self) -> None:
+        newest = self.all("SELECT max(seq) FROM pin WHERE fs=?")[0][0]
+        if self.pinned != (-1 if newest is None else newest):
+            self.say("frozen", "fs", f"pinned is {self.pinned}, the newest pin {newest}")
+
+    def tree(self) -> None:
+        """Entries, link counts, parents; everything is reached from the root."""
+        inodes = {
+            row[0]: row[1:]
+            for row in self.all(
+                "SELECT ino, mode, nlink, parent, size, target FROM inode WHERE fs=? AND died=140737488355327"
+            )
+        }
+        names: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        children: dict[int, list[int]] = defaultdict(list)
+        for parent, name, ino in self.all(
+            "SELECT parent, name, ino FROM dentry WHERE fs=? AND died=140737488355327"
+        ):
+            names[ino].append((parent, name))
+            children[parent].append(ino)
+            where = f"dentry {parent}/{show(name)}"
+            if parent not in inodes or not stat.S_ISDIR(inodes[parent][0]):
+                self.say("tree", where, "its parent is no directory that exists")
+            if ino not in inodes:
+                self.say("tree", where, f"its inode {ino} does not exist")
+        for ino, (mode, nlink, parent, size, target) in inodes.items():
+            self.inode(ino, mode, nlink, parent, size, target, names[ino], children[ino], inodes)
+        self.reach(inodes, children)
+        if self.file_count != len(inodes):
+            self.say("counted", "fs", f"file_count is {self.file_count}, there are {len(inodes)} inodes")
+
+    def inode(
+        self,
+        ino: int,
+        mode: int,
+        nlink: int,
+        parent: int,
+        size: int,
+        target: bytes | None,
+        names: list[tuple[int, bytes]],
+        children: list[int],
+        inodes: dict[int, tuple[Any, ...]],
+    ) -> None:
+        where = f"inode {ino}"
+        if stat.S_ISDIR(mode):
+            below = sum(1 for child in children if child in inodes and stat.S_ISDIR(inodes[child][0]))
+            if nlink != 2 + below:
+                self.say("tree", where, f"a directory with {below} directories has nlink {nlink}")
+            if ino == ROOT_INO:
+                if names:
+                    self.say("tree", where, "the root has a name")
+            elif [one[0] for one in names] != [parent]:
+                self.say("tree", where, f"its parent is {parent}, its names are in {[n[0] for n in names]}")
+            return
+        if nlink != len(names):
+            self.say("tree", where, f"nlink is {nlink}, it has {len(names)} names")
+        if parent:
+            self.say("tree", where, "only a directory has a parent")
+        if stat.S_ISLNK(mode) and (target is None or size != len(target)):
+            self.say("tree", where, "a symlink's size is not its target's")
+
+    def reach(self, inodes: dict[int, tuple[Any, ...]], children: dict[int, list[int]]) -> None:
+        reached, waiting = {ROOT_INO}, [ROOT_INO]
+        while waiting:
+            for child in children[waiting.pop()]:
+                if child not in reached:
+                    reached.add(child)
+                    waiting.append(child)
+        for ino in inodes.keys() - reached:
+            self.say("tree", f"inode {ino}", "is not reached from the root")
+
+    def content(self) -> None:
+        """Blobs exist, counts are right, parts lie inside the file, the usage figure is right."""
+        files = {
+            row[0]: row[1:]
+            for row in self.all("SELECT ino, mode, size FROM inode WHERE fs=? AND died=140737488355327")
+        }
+        refs: dict[bytes, int] = defaultdict(int)
+        used = 0
+        for table, idx in (("inode", "0"), ("block", "idx")):
+            rows = self.all(f"SELECT ino, {idx}, parts, died FROM {table} WHERE fs=? AND parts IS NOT NULL")
+            for ino, at, raw, died in rows:
+                where = f"{table} {ino} block {at} died {died}"
+                try:
+                    parts = blocks.decode(raw)
+                except UsageError as exc:
+                    self.say("blob before name", where, exc.message)
+                    continue
+                for digest in blocks.hashes(parts):
+                    refs[digest] += 1
+                if died == MAX:
+                    used += blocks.stored_bytes(parts)
+                    self.fits(where, parts, int(at), files.get(ino))
+        if used != self.storage_bytes:
+            self.say("counted", "fs", f"storage_bytes is {self.storage_bytes}, the live tree has {used}")
+        self.blobs(refs)
+
+    def fits(self, where: str, parts: blocks.Parts, idx: int, file: tuple[Any, ...] | None) -> None:
+        if file is None or not stat.S_ISREG(file[0]):
+            self.say("tree", where, "content without a regular file")
+        elif any(idx * BLOCK + part.off + part.length > file[1] for part in parts):
+            self.say("tree", where, "content behind the end of the file")
+
+    def blobs(self, refs: dict[bytes, int]) -> None:
+        stored = dict(self.all("SELECT hash, refs FROM blob WHERE fs=?"))
+        for digest in refs.keys() - stored.keys():
+            self.say("blob before name", f"blob {digest.hex()}", f"is named {refs[digest]} times, not stored")
+        for digest, count in stored.items():
+            if count != refs.get(digest, 0):
+                self.say(
+                    "counted",
+                    f"blob {digest.hex()}",
+                    f"refs is {count}, rows name it {refs.get(digest, 0)} times",
+                )
+        for digest, pack in self.all(
+            "SELECT b.hash, b.pack FROM blob b WHERE b.fs=? "
+            "AND NOT EXISTS (SELECT 1 FROM pack p WHERE p.id=b.pack)"
+        ):
+            self.say("blob before name", f"blob {digest.hex()}", f"its pack {pack} does not exist")
+
+    def feed(self) -> None:
+        """One change row a commit, from the oldest kept to the head."""
+        first, last, count = self.all("SELECT min(seq), max(seq), count(*) FROM change WHERE fs=?")[0]
+        if first is None:
+            if self.seq != 0:
+                self.say("one way", "change", f"no change rows, the head is {self.seq}")
+        elif last != self.seq or count != last - first + 1:
+            self.say("one way", "change", f"{count} rows from {first} to {last}, the head is {self.seq}")

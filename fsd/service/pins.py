@@ -1,0 +1,65 @@
+"""Pins: what keeps a state of a filesystem readable (namespace.md sections 1 and 2).
+
+A state is retained if and only if a pin names its seq (or it is the head). Pinning is one row; unpinning
+removes exactly the row versions only that pin could see, and their references. Both lock the filesystem like
+a commit: otherwise a commit that read the old `pinned` would change in place what was just pinned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from fsd.meta.database import Tx
+from fsd.model import blocks
+from fsd.model.errors import NotFound
+from fsd.service.access import FsRef
+from fsd.service.commit import lock
+from fsd.service.packs import Packs
+
+# W of namespace.md section 2, query 4; the unary + keeps the planners on the index of dead rows.
+_ONLY_SEEN: Final = "fs=? AND died>? AND died<=? AND died<140737488355327 AND +born>? AND +born<=?"
+_LAST: Final = 140_737_488_355_326
+
+
+def pin(tx: Tx, fs: FsRef, kind: str, ref: str, expires: int | None = None) -> tuple[int, int]:
+    """Pin the head: the pin's number and the seq. Raises `NotFound`."""
+    state = lock(tx, fs)
+    row = tx.one(
+        "INSERT INTO pin (fs, seq, kind, ref, expires) VALUES (?,?,?,?,?) RETURNING id",
+        (fs.id, state.seq, kind, ref, expires),
+    )
+    assert row is not None, "INSERT … RETURNING gives a row"
+    tx.execute("UPDATE fs SET pinned=? WHERE id=?", (state.seq, fs.id))
+    return int(row[0]), state.seq
+
+
+def unpin(tx: Tx, packs: Packs, fs: FsRef, number: int) -> None:
+    """Remove a pin and what only it could see. Raises `NotFound`."""
+    lock(tx, fs)
+    row = tx.one("SELECT seq FROM pin WHERE id=? AND fs=?", (number, fs.id))
+    if row is None:
+        raise NotFound(f"no pin {number} in {fs.name}")
+    seq = int(row[0])
+    tx.execute("DELETE FROM pin WHERE id=?", (number,))
+    if tx.one("SELECT 1 FROM pin WHERE fs=? AND seq=? LIMIT 1", (fs.id, seq)) is None:
+        _remove_versions(tx, packs, fs.id, seq)
+    tx.execute(
+        "UPDATE fs SET pinned=coalesce((SELECT max(seq) FROM pin WHERE pin.fs=fs.id),-1) WHERE id=?", (fs.id,)
+    )
+
+
+def _remove_versions(tx: Tx, packs: Packs, fs: int, seq: int) -> None:
+    before = tx.one("SELECT max(seq) FROM pin WHERE fs=? AND seq<?", (fs, seq))
+    after = tx.one("SELECT min(seq) FROM pin WHERE fs=? AND seq>?", (fs, seq))
+    older = -1 if before is None or before[0] is None else int(before[0])
+    newer = _LAST if after is None or after[0] is None else int(after[0])
+    bounds = (fs, seq, newer, older, seq)
+    refs: dict[bytes, int] = defaultdict(int)
+    for table in ("inode", "block"):
+        for (raw,) in tx.all(f"SELECT parts FROM {table} WHERE {_ONLY_SEEN} AND parts IS NOT NULL", bounds):
+            for digest in blocks.hashes(blocks.decode(raw)):
+                refs[digest] -= 1
+    for table in ("inode", "dentry", "block"):
+        tx.execute(f"DELETE FROM {table} WHERE {_ONLY_SEEN}", bounds)
+    packs.adjust(tx, fs, refs)
