@@ -1,14 +1,17 @@
-"""`Inode`: one inode in memory, the client's side of `model.Attr`."""
+"""`Inode`: one inode in memory, the client's side of `model.Attr`, and the table of them."""
 
 from __future__ import annotations
 
+import errno
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from fsd.model.attrs import Attr
-
-if TYPE_CHECKING:
-    from fsd.vfs.content import Content
+from fsd.model.blocks import decode as decode_parts
+from fsd.model.errors import PosixError
+from fsd.model.limits import BLOCK
+from fsd.vfs.content import Content
 
 
 class Inode:
@@ -19,12 +22,14 @@ class Inode:
     EntryAttributes). `lookups` is the kernel's lookup count, kept by `Volume.lookup`, `create`, … and
     `forget`; `handles` counts open handles. `pending` counts own operations not yet acknowledged that
     touch it; while it is not 0 the local state is shown, whatever the server says. `stale`: another mount
-    changed it, ask before use. `gone`: it has no name any more, here or on the server.
+    changed it, ask before use. `gone`: it has no name any more, here or on the server. `seen` is the seq
+    its state was read at.
     """
 
     __slots__ = (
         "atime",
         "born",
+        "checked",
         "complete",
         "content",
         "cseq",
@@ -42,6 +47,7 @@ class Inode:
         "names_stale",
         "nlink",
         "parent",
+        "parts",
         "pending",
         "rdev",
         "seen",
@@ -51,7 +57,6 @@ class Inode:
         "target",
         "uid",
         "where",
-        "writer",
         "xattrs",
     )
 
@@ -62,21 +67,21 @@ class Inode:
         self.lookups = 0
         self.handles = 0
         self.pending = 0
-        self.stale = False
         self.gone = False
-        # Directories: name -> ino; None for a name known to be absent. `complete`: every name is in it.
-        self.entries: dict[bytes, int | None] | None = {} if attr.is_dir else None
+        self.checked = 0.0  # monotonic time of the last answer about it
+        # Directories: name -> ino, None for a name known to be absent. `complete`: every name is in it.
+        self.entries: dict[bytes, int | None] = {}
         self.complete = False
-        self.names_pending: dict[bytes, int] | None = None
-        self.names_stale: set[bytes] | None = None
+        self.names_pending: dict[bytes, int] = {}
+        self.names_stale: set[bytes] = set()
         # Regular files: what reads and flushes need; made when first opened.
         self.content: Content | None = None
-        # One (parent, name) it was last seen under, for messages only.
+        # One (parent, name) it was last seen under: for messages and for what is refused.
         self.where: tuple[int, bytes] | None = None
         self.load(attr, seen)
 
     def load(self, attr: Attr, seen: int) -> None:
-        """Take everything from the server's version `attr`, read at seq `seen`."""
+        """Take everything from the server's version `attr`, read at seq `seen`. Clean inodes only."""
         self.mode = attr.mode
         self.nlink = attr.nlink
         self.uid = attr.uid
@@ -88,13 +93,29 @@ class Inode:
         self.rdev = attr.rdev
         self.target = attr.target
         self.parent = attr.parent
+        self.parts = attr.parts
         self.xattrs = dict(attr.xattrs) if attr.xattrs else None
         self.cseq = attr.cseq
-        self.writer = attr.writer
         self.born = attr.born
         self.seen = seen
         self.stale = False
         self.stamp += 1
+        if self.content is not None and self.content.cseq != attr.cseq:
+            writers = self.content.writers
+            self.content = self._fresh_content()
+            self.content.writers = writers
+
+    def file(self) -> Content:
+        """Its content, made from what the inode row says. `content.base` is None when more must be asked."""
+        if self.content is None:
+            self.content = self._fresh_content()
+        return self.content
+
+    def _fresh_content(self) -> Content:
+        base = None
+        if self.size <= BLOCK:
+            base = {0: decode_parts(self.parts)} if self.parts is not None else {}
+        return Content(base, self.size, self.cseq)
 
     @property
     def is_dir(self) -> bool:
@@ -103,3 +124,99 @@ class Inode:
     @property
     def is_file(self) -> bool:
         return stat.S_ISREG(self.mode)
+
+    @property
+    def busy(self) -> bool:
+        """Local state the server does not have yet: it is shown, and not replaced by answers."""
+        return self.pending > 0 or (self.content is not None and self.content.unclean)
+
+
+class Nodes:
+    """The inodes in memory and what answers of the server do to them. Local inode numbers throughout."""
+
+    def __init__(self) -> None:
+        self.by_ino: dict[int, Inode] = {}
+
+    def get(self, ino: int) -> Inode:
+        """Raises ESTALE when it is not in memory."""
+        found = self.by_ino.get(ino)
+        if found is None:
+            raise PosixError(errno.ESTALE, f"inode {ino} is not known here")
+        return found
+
+    def directory(self, ino: int) -> Inode:
+        """Raises ESTALE, ENOTDIR; ENOENT when it was removed."""
+        found = self.get(ino)
+        if not found.is_dir:
+            raise PosixError(errno.ENOTDIR, "not a directory")
+        if found.gone:
+            raise PosixError(errno.ENOENT, "the directory was removed")
+        return found
+
+    def install(self, attr: Attr, seen: int, now: float, *, keep: bool = False) -> Inode:
+        """Have the inode `attr` describes, as of `seen`; local changes win. `keep`: an own commit newer
+        than the answer touched it, leave it as it is."""
+        found = self.by_ino.get(attr.ino)
+        if found is None:
+            found = self.by_ino[attr.ino] = Inode(attr, seen)
+        elif not found.busy and not keep and seen >= found.seen:
+            if found.born != attr.born or found.stale:
+                found.load(attr, seen)
+            found.seen = seen
+            found.stale = False
+        found.checked = now
+        return found
+
+    def enter(self, parent: Inode, name: bytes, ino: int) -> None:
+        """`name` means `ino` from now on."""
+        parent.entries[name] = ino
+        child = self.by_ino.get(ino)
+        if child is not None:
+            child.where = (parent.ino, name)
+
+    def mark_names(self, parent: int, name: bytes, by: int) -> None:
+        """Count (`by` 1) or uncount (-1) an own operation on a name."""
+        node = self.by_ino.get(parent)
+        if node is None:
+            return
+        count = node.names_pending.get(name, 0) + by
+        if count > 0:
+            node.names_pending[name] = count
+        else:
+            node.names_pending.pop(name, None)
+
+    def path(self, ino: int, root: int) -> bytes:
+        """One path of the inode below the mount's root, as well as it is known; for messages."""
+        parts: list[bytes] = []
+        seen: set[int] = set()
+        while ino != root and ino not in seen:
+            seen.add(ino)
+            node = self.by_ino.get(ino)
+            if node is None or node.where is None:
+                parts.append(b"?%x" % ino)
+                break
+            ino, name = node.where
+            parts.append(name)
+        return b"/" + b"/".join(reversed(parts))
+
+    def droppable(self, node: Inode) -> bool:
+        """Whether nothing needs it: no lookup, no handle, no name in a loaded directory, nothing pending."""
+        if node.lookups or node.handles or node.busy:
+            return False
+        if node.is_dir and (node.entries or node.names_pending):
+            return False
+        if node.gone or node.where is None:
+            return True
+        parent = self.by_ino.get(node.where[0])
+        return parent is None or parent.entries.get(node.where[1]) != node.ino
+
+    def subtree(self, root: Inode) -> Iterable[Inode]:
+        """`root` and every directory below it that is in memory."""
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            for ino in node.entries.values():
+                child = self.by_ino.get(ino) if ino is not None else None
+                if child is not None and child.is_dir:
+                    waiting.append(child)

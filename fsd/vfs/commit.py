@@ -1,0 +1,488 @@
+"""Operations to the server, strictly in order, one commit outstanding, and what its answers do.
+
+A commit that was sent is sent again unchanged until it is answered. Answers are logged before anything is
+freed because of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fsd.model.errors import (
+    FsdError,
+    IntegrityError,
+    NotAuthenticated,
+    NotPermitted,
+    SessionForked,
+    SessionUnknown,
+    TooLarge,
+    UsageError,
+)
+from fsd.model.limits import COMMIT_OPS_MAX
+from fsd.model.ops import CONFLICT, REFUSED, Content, Create, Op, Outcome, Rename, Unlink
+from fsd.remote.api import Remote, SessionInfo, SessionStart
+from fsd.vfs.build import ResendJob, Source
+from fsd.vfs.content import operation
+from fsd.vfs.core import Core
+from fsd.vfs.flush import Flusher
+from fsd.vfs.log import ACK, CANCEL, CONTENT, OP
+from fsd.vfs.node import Inode
+from fsd.vfs.queue import Queued, touched
+from fsd.vfs.records import Ack, Flown, listed, packb
+from fsd.vfs.refused import Refusal, SalvageJob
+from fsd.vfs.types import FAST, Cache
+from fsd.wire.frame import Blob
+from fsd.wire.messages import Commit, CommitAnswer, make_commit
+
+COMMIT_TIMEOUT: Final = 60.0
+RETRY_FIRST: Final = 0.1
+RETRY_MAX: Final = 2.0
+RETRY_DENIED: Final = 15.0
+BACKLOG_OPS: Final = 2000  # so many operations are sent without waiting for their age
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitJob:
+    """Send one commit."""
+
+    commit: Commit
+    lane: str = FAST
+
+    def run(self, remote: Remote, cache: Cache) -> CommitAnswer:
+        return remote.commit(self.commit, COMMIT_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionJob:
+    """Start another mount session."""
+
+    info: SessionInfo
+    lane: str = FAST
+
+    def run(self, remote: Remote, cache: Cache) -> SessionStart:
+        return remote.start_session(self.info)
+
+
+CommitterJob = CommitJob | SessionJob | ResendJob | SalvageJob
+
+
+class Committer:
+    """See the module. `pending` gives (operations, files, bytes) for the server's record."""
+
+    def __init__(self, core: Core, pending: Callable[[], tuple[int, int, int]]) -> None:
+        self.core = core
+        self.flusher = Flusher(core, self.kick)
+        self.pending = pending
+        self.out: CommitterJob | None = None
+        self.commit: Commit | None = None  # what was sent and is not answered
+        self.answer: CommitAnswer | None = None  # waits for what was refused to be put aside
+        self.retry_at: float | None = None
+        self.delay = RETRY_FIRST
+        self.most = COMMIT_OPS_MAX
+        self.urgent = 0  # send at once up to this operation
+        self.forked = False
+        self.resent = 0
+        self.committed_ops = 0
+
+    # queueing ----------------------------------------------------------------------------------------
+    def add(self, op: Op) -> None:
+        """Log and queue a namespace operation; what it touches shows local state until it is done."""
+        core = self.core
+        pos = core.record(OP, op.ino, 0, [packb(op)])
+        core.queue.add(Queued(op.opno, op, pos, core.now()))
+        self.mark(op, 1)
+
+    def mark(self, op: Op, by: int) -> None:
+        inos, names = touched(op)
+        for ino in inos:
+            node = self.core.nodes.by_ino.get(ino)
+            if node is not None:
+                node.pending += by
+        for parent, name in names:
+            self.core.nodes.mark_names(parent, name, by)
+
+    def cancel(self, opnos: list[int], ino: int) -> None:
+        """These operations never leave this machine."""
+        core = self.core
+        core.record(CANCEL, ino, 0, [packb(opnos)])
+        for opno in opnos:
+            self.forget(core.queue.remove(opno))
+        core.check_wants()
+
+    def forget(self, queued: Queued) -> None:
+        """A queued operation is gone, done or not: what it touched is no longer pending because of it."""
+        self.flusher.sent_bytes(queued)
+        if queued.flight is not None:
+            self.core.flights.pop(queued.flight.key, None)
+            node = self.core.nodes.by_ino.get(queued.flight.ino)
+            if node is not None:
+                node.pending -= 1
+        elif queued.op is not None:
+            self.mark(queued.op, -1)
+
+    # sending -----------------------------------------------------------------------------------------
+    def due(self, now: float) -> bool:
+        """Whether what is at the head should go now."""
+        head = self.core.queue.head()
+        if head is None or head.op is None:
+            return False
+        return (
+            max(self.urgent, self.core.demanded()) >= head.opno
+            or len(self.core.queue) >= BACKLOG_OPS
+            or now - head.at >= 3 * self.core.options.flush_age
+        )
+
+    def kick(self) -> None:
+        """Send what is due, unless a commit is out or its retry has to wait."""
+        if self.out is not None or self.retry_at is not None:
+            return
+        if self.forked:
+            self.out = SessionJob(self.info())
+            self.core.jobs.append(self.out)
+            return
+        if self.commit is None:
+            if not self.due(self.core.now()):
+                return
+            self.make()
+        assert self.commit is not None
+        self.out = CommitJob(self.commit)
+        self.core.jobs.append(self.out)
+
+    def make(self) -> None:
+        core = self.core
+        batch = core.queue.batch(self.most)
+        ops = [core.wire.op(queued.op, core.shift) for queued in batch if queued.op is not None]
+        blobs: dict[bytes, Blob] = {blob.hash: blob for queued in batch for blob in queued.blobs}
+        core.queue.sent = batch
+        self.commit = make_commit(core.session, core.ticket, ops, self.pending(), list(blobs.values()))
+
+    def info(self) -> SessionInfo:
+        return session_info(self.core)
+
+    # answers -----------------------------------------------------------------------------------------
+    def finish(self, job: CommitterJob, result: Any) -> None:
+        """One of this part's jobs ended with `result` or an error."""
+        self.out = None
+        if isinstance(result, FsdError):
+            self.failed(job, result)
+        elif isinstance(job, CommitJob):
+            self.answered(result)
+        elif isinstance(job, SalvageJob):
+            assert self.answer is not None
+            self.apply(self.answer)
+        elif isinstance(job, SessionJob):
+            self.switch(result)
+        self.kick()
+
+    def failed(self, job: CommitterJob, error: FsdError) -> None:
+        core = self.core
+        core.reason = error.message
+        delay = self.delay
+        self.delay = min(RETRY_MAX, self.delay * 2)
+        if isinstance(job, CommitJob):
+            if isinstance(error, SessionForked | SessionUnknown):
+                self.forked = True
+                self.commit = None
+                core.queue.sent = []
+                return
+            if isinstance(error, UsageError | TooLarge):
+                self.split(error)
+                return
+        if isinstance(job, ResendJob) and isinstance(error, IntegrityError):
+            self.split(error)
+            return
+        if isinstance(error, NotAuthenticated | NotPermitted):
+            core.fail_commit_wants(error)
+            delay = RETRY_DENIED
+        self.retry_at = core.now() + delay
+
+    def split(self, error: FsdError) -> None:
+        """The server will not take this commit: find the operation and put that one aside."""
+        sent = self.core.queue.sent
+        self.commit = None
+        if len(sent) > 1:
+            self.core.queue.sent = []
+            self.most = max(1, len(sent) // 2)
+            return
+        outcome = Outcome(sent[0].opno - self.core.shift, REFUSED, error.errno, 0, 0, b"", error.message)
+        # Nothing was applied: the ticket stays, and the number is simply never used.
+        self.settle(
+            CommitAnswer(
+                self.core.seq, self.core.ticket, sent[0].opno + 1 - self.core.shift, (outcome,), (), 0
+            )
+        )
+
+    def answered(self, answer: CommitAnswer) -> None:
+        self.delay = RETRY_FIRST
+        if answer.missing:
+            self.resend(answer.missing)
+            return
+        self.core.reason = ""
+        self.settle(answer)
+
+    def resend(self, missing: tuple[bytes, ...]) -> None:
+        """The server lacks blobs of this commit: make them again from the log, then the same commit."""
+        known: dict[bytes, Source] = {
+            source.hash: source for queued in self.core.queue.sent for source in queued.sources
+        }
+        sources = []
+        for digest in missing:
+            # A blob this session did not make: perhaps the cache still has it.
+            sources.append(known.get(digest) or Source(digest, ((1, digest, 0, 1 << 20),)))
+        self.resent += 1
+        self.out = ResendJob(tuple(sources), self.core.log)
+        self.core.jobs.append(self.out)
+
+    def settle(self, answer: CommitAnswer) -> None:
+        """Put aside what was refused, then apply the answer."""
+        self.answer = answer
+        refused = [o for o in answer.outcomes if o.status == REFUSED]
+        if not refused:
+            self.apply(answer)
+            return
+        job = SalvageJob(self.core.options.state_dir, self.core.host, self.core.log, self.refusals(refused))
+        self.out = job
+        self.core.jobs.append(job)
+
+    def refusals(self, outcomes: list[Outcome]) -> tuple[Refusal, ...]:
+        """What has to be kept of refused operations, and of those that depend on them."""
+        core = self.core
+        found: list[Refusal] = []
+        by_opno = {o.opno + core.shift: o for o in outcomes}
+        for queued in core.queue.sent:
+            outcome = by_opno.get(queued.opno)
+            if outcome is not None:
+                found.append(self.refusal(queued, outcome.errno, outcome.reason))
+        return tuple(found)
+
+    def refusal(self, queued: Queued, number: int, reason: str) -> Refusal:
+        core = self.core
+        assert queued.op is not None
+        node = core.nodes.by_ino.get(queued.op.ino)
+        return Refusal(
+            core.session,
+            queued.opno - core.shift,
+            tuple(queued.op),
+            number,
+            reason,
+            core.nodes.path(queued.op.ino, core.root_ino),
+            node.mode if node is not None else 0o100600,
+            node.uid if node is not None else 0,
+            node.gid if node is not None else 0,
+            queued.flight.size if queued.flight is not None else 0,
+            tuple(sorted(queued.flight.blocks.items())) if queued.flight is not None else (),
+            tuple(queued.sources),
+        )
+
+    def apply(self, answer: CommitAnswer) -> None:
+        """Log the answer, then everything that follows from it."""
+        core = self.core
+        self.answer = self.commit = None
+        acked = answer.next_op + core.shift
+        outcomes = {o.opno + core.shift: o for o in answer.outcomes}
+        local = tuple(o._replace(opno=o.opno + core.shift) for o in answer.outcomes)
+        if answer.need_full:
+            acked = min(acked, answer.need_full + core.shift)
+        core.record(ACK, 0, 0, [packb(Ack(answer.seq, answer.ticket, acked, local))])
+        core.ticket, core.acked = answer.ticket, max(core.acked, acked)
+        core.seq = max(core.seq, answer.seq)
+        sent, core.queue.sent = core.queue.sent, []
+        switch = False
+        for queued in sent:
+            if queued.opno >= acked:
+                break
+            core.queue.remove(queued.opno)
+            switch |= self.done(queued, outcomes.get(queued.opno), answer.seq)
+        self.most = COMMIT_OPS_MAX
+        if answer.need_full:
+            self.make_full(answer.need_full + core.shift)
+        if switch:
+            self.forked = True
+        core.check_wants()
+        core.trim()
+
+    def make_full(self, opno: int) -> None:
+        """The server needs the whole block list of this content operation: log and queue it again so."""
+        queued = self.core.queue.get(opno)
+        assert queued is not None and queued.flight is not None and isinstance(queued.op, Content)
+        queued.op = operation(queued.flight, queued.op.base, full=True)
+        self.relog(queued)
+
+    def relog(self, queued: Queued) -> None:
+        """An operation changed before it was sent: the newer record of its number counts."""
+        core = self.core
+        assert queued.op is not None
+        if queued.flight is None:
+            core.record(OP, queued.op.ino, 0, [packb(queued.op)])
+            return
+        assert isinstance(queued.op, Content)
+        flight = queued.flight
+        flown = Flown(queued.op, flight.frozen, tuple(queued.sources), listed(flight.blocks))
+        core.record(CONTENT, flight.ino, 0, [packb(flown)])
+
+    def done(self, queued: Queued, outcome: Outcome | None, seq: int) -> bool:
+        """One operation has its outcome. True: a new session is needed to go on (see `switch`)."""
+        core = self.core
+        op = queued.op
+        assert op is not None
+        inos, names = touched(op)
+        if core.asking:
+            core.meanwhile.append((seq, names, inos, True))
+        self.committed_ops += 1
+        self.forget(queued)
+        for ino in inos:
+            node = core.nodes.by_ino.get(ino)
+            if node is not None:
+                node.born = seq
+        if isinstance(op, Content):
+            self.landed(queued, outcome, seq)
+        return outcome is not None and self.differs(op, outcome)
+
+    def landed(self, queued: Queued, outcome: Outcome | None, seq: int) -> None:
+        """A content operation is done: the file's base is now what it said."""
+        core = self.core
+        flight = queued.flight
+        assert flight is not None
+        node = core.nodes.by_ino.get(flight.ino)
+        if node is None or node.content is None or flight not in node.content.flights:
+            return
+        content = node.content
+        # Not simply stored: what the server has is something else, so the base it counts from stays.
+        applied = outcome is None
+        base = content.cseq
+        content.landed(flight, seq if applied else base)
+        if applied:
+            node.cseq = seq
+        if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
+            content.cseq = node.cseq = seq  # it is a file of its own now
+        if not content.unclean:
+            core.dirty.pop(node.ino, None)
+            if node.gone and not node.handles:
+                core.forget_if_unused(node)
+        elif not node.gone:
+            self.flusher.log_base(node, content)
+
+    def differs(self, op: Op, outcome: Outcome) -> bool:
+        """An outcome other than applied: the names and inodes in it are asked for again."""
+        core = self.core
+        if outcome.status == CONFLICT:
+            core.conflicts += 1
+        else:
+            core.refused += 1
+        switch = False
+        if outcome.status == CONFLICT and outcome.ino and outcome.ino != core.wire.out(op.ino):
+            switch = self.becomes(op, outcome)
+        inos, names = touched(op)
+        for ino in inos:
+            self.stale(ino)
+        for parent, name in names:
+            self.stale_name(parent, name)
+        if outcome.parent:
+            self.stale_name(core.local(outcome.parent), outcome.name)
+        return switch
+
+    def becomes(self, op: Op, outcome: Outcome) -> bool:
+        """`op`'s inode is another one on the server now. Programs go on with it under the number they know.
+
+        True when the old number still exists there and is the other's: this session cannot name that file
+        any more (the server takes its number for the copy), so a new session is needed.
+        """
+        core = self.core
+        already = core.wire.known(outcome.ino)
+        if already is not None and already != op.ino and already in core.nodes.by_ino:
+            # Both are in memory: two directories became one. The one programs may hold stays usable under
+            # its number until it is looked up again.
+            node = core.nodes.by_ino.get(op.ino)
+            if node is not None:
+                core.wire.put(op.ino, outcome.ino)
+                core.invalidate(already)
+                self.drop_node(already)
+            return False
+        core.wire.put(op.ino, outcome.ino)
+        core.record_state()
+        return isinstance(op, Content) and outcome.errno == 17
+
+    def drop_node(self, ino: int) -> None:
+        node = self.core.nodes.by_ino.pop(ino, None)
+        if node is not None and node.where is not None:
+            self.stale_name(*node.where)
+
+    def stale(self, ino: int) -> None:
+        node = self.core.nodes.by_ino.get(ino)
+        if node is not None:
+            node.stale = True
+            node.seen = min(node.seen, self.core.seq)
+            self.core.invalidate(ino)
+
+    def stale_name(self, parent: int, name: bytes) -> None:
+        node = self.core.nodes.by_ino.get(parent)
+        if node is not None and node.is_dir:
+            node.names_stale.add(name)
+            self.core.invalidate(parent, name)
+
+    # another session ---------------------------------------------------------------------------------
+    def switch(self, start: SessionStart) -> None:
+        """Go on under a new session: this process is a copy of another, or lost the right to a number.
+
+        Unacknowledged operations keep their bases; their wire numbers begin at 1; inodes made under the old
+        session that the server never heard of get new numbers on the wire. All of it durable before use.
+        """
+        core = self.core
+        self.forked = False
+        core.session, core.ticket = start.session, start.ticket
+        core.counter = 0
+        head = core.queue.head()
+        core.shift = (head.opno if head is not None else core.next_op) - 1
+        core.seq = max(core.seq, start.seq)
+        for queued in core.queue:
+            if isinstance(queued.op, Create):
+                core.wire.put(queued.op.ino, core.new_ino())
+            queued.op = self.rebase(queued.op)
+        core.record_state()
+        for queued in core.queue:
+            if queued.op is not None:
+                self.relog(queued)
+        core.log.sync()
+
+    def rebase(self, op: Op | None) -> Op | None:
+        """`op` on what this process knows to be its own newest commit of the file: under the old session
+        that needed no saying."""
+        if isinstance(op, Content):
+            return op._replace(base=max(op.base, self.known_base(op.ino)))
+        if isinstance(op, Unlink):
+            return op._replace(base=max(op.base, self.known_base(op.ino)))
+        if isinstance(op, Rename) and op.over:
+            return op._replace(over_base=max(op.over_base, self.known_base(op.over)))
+        return op
+
+    def known_base(self, ino: int) -> int:
+        node = self.core.nodes.by_ino.get(ino)
+        if node is None:
+            return 0
+        return node.content.cseq if node.content is not None else node.cseq
+
+    def wake(self, now: float) -> None:
+        """The retry's time has come."""
+        if self.retry_at is not None and self.retry_at <= now:
+            self.retry_at = None
+            if self.answer is not None and self.out is None:
+                self.settle(self.answer)
+        self.kick()
+
+
+def session_info(core: Core) -> SessionInfo:
+    """What the server is told of this mount."""
+    options = core.options
+    return SessionInfo(
+        options.mount_id,
+        options.hostname,
+        options.path,
+        options.remote_path.decode("utf-8", "replace"),
+        options.read_only,
+        options.version,
+    )
+
+
+__all__ = ["Committer", "Inode", "session_info"]

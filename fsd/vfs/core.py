@@ -1,0 +1,238 @@
+"""What the parts of the volume share: options, log, numbers, the inodes, wants and jobs.
+
+One thread. The parts (loads, flush, commit, feed, the calls) each hold the core and never each other's
+insides; whatever has to be known twice is here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fsd.host.seam import Host
+from fsd.model.attrs import Attr, make_ino
+from fsd.model.errors import FsdError, NoSpace
+from fsd.vfs.content import Flight
+from fsd.vfs.log import STATE, Log
+from fsd.vfs.node import Inode, Nodes
+from fsd.vfs.queue import CommitQueue
+from fsd.vfs.records import FORMAT, State, packb
+from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
+from fsd.vfs.wiremap import WireMap
+
+
+@dataclass(slots=True, eq=False)
+class CommitWant:
+    """A want that ends when operations up to `opno` are committed and the flights in `flights` too."""
+
+    want: Want
+    opno: int
+    flights: set[int] = field(default_factory=set)
+
+
+class Core:
+    """See the module. `session`, `ticket`, `shift`: how operations travel (wire number = local - shift)."""
+
+    def __init__(self, options: VolumeOptions, host: Host, log: Log) -> None:
+        self.options = options
+        self.host = host
+        self.log = log
+        self.nodes = Nodes()
+        self.queue = CommitQueue()
+        self.wire = WireMap()
+        self.session = 0
+        self.ticket = b""
+        self.shift = 0
+        self.acked = 1  # one more than the newest acknowledged operation
+        self.next_op = 1
+        self.counter = 0
+        self.seq = 0  # newest seq heard of
+        self.root_ino = 0
+        self.dirty: dict[int, None] = {}  # inodes with content the server does not have
+        self.flights: dict[int, Flight] = {}
+        self.flight_key = 0
+        self.wants: list[Want] = []
+        self.commit_wants: list[CommitWant] = []
+        self.jobs: deque[Job] = deque()
+        self.invalidations: list[Invalidation] = []
+        self.orphans: dict[int, None] = {}  # no name left, still open
+        self.reason = ""  # why the last attempt to send failed
+        self.recovering = False
+        self.conflicts = 0
+        self.refused = 0
+        self.asking = 0  # namespace questions on their way
+        # While questions are on their way: (seq, names, inodes, own) committed meanwhile, so that an older
+        # answer does not undo them.
+        self.meanwhile: list[tuple[int, tuple[tuple[int, bytes], ...], tuple[int, ...], bool]] = []
+        self.on_log_full: Callable[[], None] = lambda: None
+        self.dead_jobs = 0  # running jobs whose flight was given up: they may still read the log
+
+    # time and numbers --------------------------------------------------------------------------------
+    def now(self) -> float:
+        return self.host.monotonic()
+
+    def stamp(self) -> int:
+        """The time a change is stamped with, ns."""
+        return self.host.wall_ns()
+
+    def new_ino(self) -> int:
+        self.counter += 1
+        return make_ino(self.session, self.counter)
+
+    def take_opno(self) -> int:
+        opno = self.next_op
+        self.next_op += 1
+        return opno
+
+    def local(self, wire: int) -> int:
+        """The local number of an inode of the server; a number of its own where it would collide."""
+        found = self.wire.known(wire)
+        if found is None:
+            found = self.new_ino()
+            self.wire.put(found, wire)
+        return found
+
+    def local_attr(self, attr: Attr) -> Attr:
+        if self.wire.empty:
+            return attr
+        if attr.parent:
+            self.local(attr.parent)
+        return self.wire.attr(attr, self.local(attr.ino))
+
+    # log ---------------------------------------------------------------------------------------------
+    def state(self) -> bytes:
+        """The payload of a STATE record."""
+        return packb(
+            State(
+                FORMAT,
+                self.session,
+                self.ticket,
+                self.shift,
+                self.acked,
+                self.wire.pairs(),
+                self.host.boot_id(),
+                self.options.file_system,
+                self.options.mount_id,
+            )
+        )
+
+    def record(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool = True) -> int:
+        """Append to the log, in a new segment where this one is full. Raises `NoSpace`."""
+        length = sum(map(len, pieces))
+        if self.log.must_rotate(length):
+            self.log.rotate(self.state())
+        return self.log.append(kind, ino, offset, pieces, spare=spare)
+
+    def record_state(self) -> None:
+        self.record(STATE, 0, 0, [self.state()])
+
+    def trim(self) -> None:
+        """Free the segments nothing needs any more."""
+        if self.dead_jobs or self.recovering:
+            return
+        oldest = self.log.tail
+        head = self.queue.oldest()
+        if head is not None:
+            oldest = min(oldest, head)
+        for ino in (*self.dirty, *self.orphans):
+            node = self.nodes.by_ino.get(ino)
+            content = node.content if node is not None else None
+            if content is not None and content.first is not None:
+                oldest = min(oldest, content.first)
+        self.log.free_before(oldest)
+
+    def capacity(self) -> int:
+        """The bound of the log, `--buffer-size`."""
+        if self.options.buffer_size is not None:
+            return self.options.buffer_size
+        disk = os.statvfs(self.options.state_dir)
+        return min(self.options.buffer_max, (disk.f_bavail * disk.f_frsize + self.log.used) // 2)
+
+    def disk_full(self, exc: NoSpace) -> None:
+        self.reason = exc.message
+
+    # wants -------------------------------------------------------------------------------------------
+    def want(self, what: str, *, limited: bool = True) -> Want:
+        """A new want; `limited`: it ends with EIO after the I/O time-out."""
+        limit = self.options.io_timeout
+        want = Want(what, self.now() + limit if limited and limit else None)
+        if want.deadline is not None:
+            self.wants.append(want)
+        return want
+
+    def commit_want(self, what: str, flights: list[Flight], *, limited: bool = True) -> Want:
+        """Ends when all operations so far and the flights are committed."""
+        want = self.want(what, limited=limited)
+        waiting = CommitWant(want, self.next_op - 1)
+        for flight in flights:
+            if flight.opno:
+                waiting.opno = max(waiting.opno, flight.opno)
+            else:
+                waiting.flights.add(flight.key)
+        self.commit_wants.append(waiting)
+        self.check_wants()
+        return want
+
+    def numbered(self, flight: Flight) -> None:
+        """A flight got its operation number: those who wait for it wait for that number."""
+        for waiting in self.commit_wants:
+            if flight.key in waiting.flights:
+                waiting.flights.discard(flight.key)
+                waiting.opno = max(waiting.opno, flight.opno)
+
+    def replaced(self, old: Flight, new: Flight | None) -> None:
+        """A flight was given up; `new` (if any) covers all of it."""
+        for waiting in self.commit_wants:
+            if old.key in waiting.flights:
+                waiting.flights.discard(old.key)
+                if new is not None:
+                    waiting.flights.add(new.key)
+
+    def demanded(self) -> int:
+        """The newest operation number somebody waits for; 0: none."""
+        return max((w.opno for w in self.commit_wants if not w.want.finished), default=0)
+
+    def check_wants(self) -> None:
+        """End what has been reached."""
+        if not self.commit_wants:
+            return
+        head = self.queue.head()
+        done_to = self.next_op - 1 if head is None else head.opno - 1
+        left = []
+        for waiting in self.commit_wants:
+            if waiting.want.finished:
+                continue
+            if not waiting.flights and waiting.opno <= done_to:
+                waiting.want.end()
+            else:
+                left.append(waiting)
+        self.commit_wants = left
+
+    def fail_commit_wants(self, error: FsdError) -> None:
+        """What waits for a commit gets the error; the changes stay."""
+        for waiting in self.commit_wants:
+            waiting.want.end(error)
+        self.commit_wants = []
+
+    def expire(self, now: float) -> None:
+        """End the wants whose deadline has passed."""
+        left = []
+        for want in self.wants:
+            if want.finished:
+                continue
+            if want.deadline is not None and want.deadline <= now:
+                want.end(timed_out(want.what))
+            else:
+                left.append(want)
+        self.wants = left
+
+    def invalidate(self, ino: int, name: bytes | None = None) -> None:
+        node = self.nodes.by_ino.get(ino)
+        if node is not None:
+            self.invalidations.append(Invalidation(ino, name))
+
+    def forget_if_unused(self, node: Inode) -> None:
+        if self.nodes.droppable(node):
+            self.nodes.by_ino.pop(node.ino, None)

@@ -1,0 +1,273 @@
+"""From dirty files to content operations: freezing, making blocks in jobs, numbering.
+
+A content operation gets its number when its blocks are made, so that nothing waits for a slow one; only a
+rename, link or exchange of a file with changes *reserves* the number before its own, so that a name is never
+published with incomplete content.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fsd.model.errors import FsdError
+from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
+from fsd.vfs.build import BlockTask, BuildJob, Built, build
+from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation
+from fsd.vfs.core import Core
+from fsd.vfs.log import BASE, CONTENT, RESERVED
+from fsd.vfs.node import Inode
+from fsd.vfs.queue import Queued
+from fsd.vfs.records import Base, Flown, listed, packb
+
+JOBS_MAX: Final = 3  # build jobs out at once: loads must not queue behind a big flush
+JOB_BYTES: Final = 8 * MIB
+INLINE_BUDGET: Final = 16 * MIB  # blob bytes kept in memory until their commit
+RETRY_FIRST: Final = 0.2
+RETRY_MAX: Final = 5.0
+
+
+def no_fetch(wanted: Sequence[bytes]) -> dict[bytes, bytes]:
+    """For blocks that need nothing but the log."""
+    raise AssertionError(f"{len(wanted)} blobs wanted where none should be")
+
+
+class Flusher:
+    """See the module. `kick` tells the committer that something became sendable."""
+
+    def __init__(self, core: Core, kick: Callable[[], None]) -> None:
+        self.core = core
+        self.kick = kick
+        self.backlog: deque[tuple[int, tuple[BlockTask, ...], int]] = deque()
+        self.running: dict[BuildJob, None] = {}
+        self.inline_bytes = 0
+        self.retry_at: float | None = None
+        self.delay = RETRY_FIRST
+        self.round: set[int] = set()  # flights an age flush waits for before it commits
+        self.round_until: float | None = None
+
+    # changes -----------------------------------------------------------------------------------------
+    def about_to_change(self, node: Inode) -> Content:
+        """Before a record that changes the content: what the server has is logged first."""
+        content = node.file()
+        if content.first is None:
+            content.first = self.core.log.tail
+            if node.born:
+                self.log_base(node, content)
+        if not content.unclean and not node.gone:
+            self.core.dirty[node.ino] = None
+        return content
+
+    def log_base(self, node: Inode, content: Content) -> None:
+        blocks = listed(content.base) if content.base is not None else None
+        base = Base(content.cseq, content.base_size, node.mtime, node.ctime, content.acked, blocks)
+        content.first = self.core.record(BASE, node.ino, 0, [packb(base)])
+
+    def retime(self, node: Inode) -> None:
+        """Attributes changed after a freeze: a flight without a number would undo them when it comes."""
+        if node.content is not None:
+            for flight in node.content.flights:
+                if not flight.opno:
+                    flight.mtime, flight.ctime = node.mtime, node.ctime
+
+    # freezing ----------------------------------------------------------------------------------------
+    def freeze(self, node: Inode, *, inline: bool = False) -> list[Flight]:
+        """Everything of the file up to now in flights; returns those not acknowledged."""
+        content = node.content
+        if content is None or not content.unclean:
+            return []
+        if content.window:
+            core = self.core
+            core.flight_key += 1
+            flight = content.freeze(
+                core.flight_key, node.ino, core.log.tail, node.size, node.mtime, node.ctime
+            )
+            core.flights[flight.key] = flight
+            self.start(content, inline=inline)
+        return list(content.flights)
+
+    def reserve(self, node: Inode) -> None:
+        """Give the file's content so far its operation numbers now, made or not."""
+        if node.content is None or node.gone:
+            return
+        for flight in self.freeze(node):
+            if flight.opno:
+                continue
+            flight.opno = self.core.take_opno()
+            payload = packb(
+                (
+                    flight.opno,
+                    flight.frozen,
+                    flight.size,
+                    flight.mtime,
+                    flight.ctime,
+                    flight.appended_from,
+                )
+            )
+            self.core.record(RESERVED, node.ino, 0, [payload])
+            first = node.content.first if node.content.first is not None else self.core.log.tail
+            self.core.queue.add(Queued(flight.opno, None, first, self.core.now(), flight))
+            self.core.numbered(flight)
+            node.pending += 1
+
+    def drop(self, node: Inode) -> None:
+        """The file has no name any more: what has no number is never sent."""
+        content = node.content
+        if content is None:
+            return
+        for flight in [f for f in content.flights if not f.opno]:
+            if flight.state == MAKING:
+                self.core.dead_jobs += sum(
+                    1 for job in self.running if any(key == flight.key for key, _ in job.units)
+                )
+            flight.state = DEAD
+            content.flights.remove(flight)
+            self.core.flights.pop(flight.key, None)
+            self.core.replaced(flight, None)
+            self.round.discard(flight.key)
+        content.window = False
+        if not content.flights:
+            self.core.dirty.pop(node.ino, None)
+
+    # making ------------------------------------------------------------------------------------------
+    def start(self, content: Content, *, inline: bool = False) -> None:
+        """Begin the flights whose predecessors are made."""
+        for flight in list(content.flights):
+            if not content.startable(flight):
+                continue
+            tasks = content.plan(flight)
+            small = sum(run[1] for task in tasks for run in task.runs) <= SMALL_FILE
+            if not tasks or (inline and small and not any(task.needs_base() for task in tasks)):
+                content.took(flight, [build(task, self.core.log, no_fetch) for task in tasks])
+                self.made(flight)
+                continue
+            self.queue_tasks(flight, tasks)
+        self.pump()
+
+    def queue_tasks(self, flight: Flight, tasks: list[BlockTask]) -> None:
+        chunk: list[BlockTask] = []
+        size = 0
+        for task in tasks:
+            weight = min(BLOCK, sum(run[1] for run in task.runs)) if task.patched() else task.length
+            if chunk and size + weight > JOB_BYTES:
+                self.backlog.append((flight.key, tuple(chunk), size))
+                flight.left += 1
+                chunk, size = [], 0
+            chunk.append(task)
+            size += weight
+        self.backlog.append((flight.key, tuple(chunk), size))
+        flight.left += 1
+
+    def pump(self) -> None:
+        """Hand out jobs while fewer than JOBS_MAX are out."""
+        if self.retry_at is not None:
+            return
+        while self.backlog and len(self.running) < JOBS_MAX:
+            units: list[tuple[int, tuple[BlockTask, ...]]] = []
+            size = 0
+            while self.backlog and (not units or size + self.backlog[0][2] <= JOB_BYTES):
+                key, tasks, weight = self.backlog.popleft()
+                if key not in self.core.flights:
+                    continue
+                units.append((key, tasks))
+                size += weight
+            if not units:
+                continue
+            # A flight in several jobs is too big to travel in a commit.
+            room = self.inline_bytes + size <= INLINE_BUDGET and all(
+                self.core.flights[key].left == 1 for key, _ in units
+            )
+            job = BuildJob(tuple(units), self.core.log, COMMIT_BLOBS_MAX if room else 0)
+            self.running[job] = None
+            self.core.jobs.append(job)
+
+    def finish(self, job: BuildJob, result: list[tuple[int, list[Built]]] | FsdError) -> None:
+        """A build job ended."""
+        self.running.pop(job, None)
+        for key, tasks in job.units:
+            if key not in self.core.flights:
+                self.core.dead_jobs -= 1
+            elif isinstance(result, FsdError):
+                self.backlog.appendleft((key, tasks, sum(t.length for t in tasks)))
+        if isinstance(result, FsdError):
+            self.failed(result)
+            return
+        self.delay = RETRY_FIRST
+        for key, built in result:
+            flight = self.core.flights.get(key)
+            if flight is None:
+                continue
+            content = self.core.nodes.get(flight.ino).file()
+            content.took(flight, built)
+            flight.left -= 1
+            if flight.left == 0:
+                self.made(flight)
+                self.start(content)
+        self.pump()
+        self.kick()
+
+    def failed(self, error: FsdError) -> None:
+        self.core.reason = error.message
+        if not error.retryable:
+            self.core.fail_commit_wants(error)
+        self.retry_at = self.core.now() + self.delay
+        self.delay = min(RETRY_MAX, self.delay * 2)
+
+    def made(self, flight: Flight) -> None:
+        """All blocks are made: the operation gets its number, is logged and queued."""
+        core = self.core
+        node = core.nodes.get(flight.ino)
+        content = node.file()
+        flight.state = READY
+        self.inline_bytes += sum(len(blob.stored) for blob in flight.blobs)
+        reserved = core.queue.get(flight.opno) if flight.opno else None
+        if not flight.opno:
+            flight.opno = core.take_opno()
+        op = operation(flight, content.cseq)
+        flown = Flown(op, flight.frozen, tuple(flight.sources), listed(flight.blocks))
+        core.record(CONTENT, flight.ino, 0, [packb(flown)])
+        if reserved is None:
+            first = content.first if content.first is not None else core.log.tail
+            core.queue.add(Queued(flight.opno, op, first, core.now(), flight, flight.blobs, flight.sources))
+            node.pending += 1
+            core.numbered(flight)
+        else:
+            reserved.op, reserved.blobs, reserved.sources = op, flight.blobs, flight.sources
+        self.round.discard(flight.key)
+
+    def sent_bytes(self, queued: Queued) -> None:
+        """A content operation is done: its blobs leave memory."""
+        self.inline_bytes -= sum(len(blob.stored) for blob in queued.blobs)
+
+    # when --------------------------------------------------------------------------------------------
+    def big(self, node: Inode) -> bool:
+        """Whether a file that is being written should begin to be sent without waiting for its age."""
+        content = node.content
+        assert content is not None
+        unsent = content.extents.total - sum(run.end - run.start for f in content.flights for run in f.runs)
+        return unsent >= FLUSH_BYTES and not content.hold and all(f.state == READY for f in content.flights)
+
+    def start_round(self, now: float, *, everything: bool) -> None:
+        """Freeze what is due, and commit when it is made (or after a while all the same)."""
+        keys: set[int] = set()
+        for ino in list(self.core.dirty):
+            node = self.core.nodes.by_ino.get(ino)
+            content = node.content if node is not None else None
+            if node is None or content is None:
+                continue
+            if content.hold and not everything:
+                continue
+            if all(f.state == READY for f in content.flights):
+                self.freeze(node)
+            keys.update(f.key for f in content.flights if f.state != READY)
+        self.round = keys
+        self.round_until = now + self.core.options.flush_age
+
+    def round_over(self, now: float) -> bool:
+        """Whether the flights of the round are made, or it took too long. Once."""
+        if self.round_until is None or (self.round and now < self.round_until):
+            return False
+        self.round_until = None
+        self.round = set()
+        return True

@@ -1,0 +1,134 @@
+"""The operations the server does not have yet, in order of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX
+from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Unlink
+from fsd.vfs.build import Source
+from fsd.vfs.content import Flight
+from fsd.wire.frame import Blob
+
+# Block lists travel in the header; one of a big file may be large, so few of them go together.
+HEADER_BLOCKS_MAX = 100_000
+
+
+class Touched(NamedTuple):
+    """What an operation changes: inodes and names."""
+
+    inos: tuple[int, ...]
+    names: tuple[tuple[int, bytes], ...]
+
+
+def touched(op: Op) -> Touched:
+    """The inodes and names `op` changes."""
+    if isinstance(op, Create | Link | Unlink | Rmdir):
+        return Touched((op.ino, op.parent), ((op.parent, op.name),))
+    if isinstance(op, Rename):
+        inos = {op.ino, op.parent, op.new_parent, *((op.over,) if op.over else ())}
+        return Touched(tuple(inos), ((op.parent, op.name), (op.new_parent, op.new_name)))
+    return Touched((op.ino,), ())
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    """One operation on its way. `op` in local numbers; None while its number is only reserved for the
+    content of `flight`. `pos` is the oldest log position it needs, `at` when it was queued (monotonic)."""
+
+    opno: int
+    op: Op | None
+    pos: int
+    at: float
+    flight: Flight | None = None
+    blobs: list[Blob] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+
+
+class CommitQueue:
+    """Queued operations by rising number; those `sent` are at the front and not yet answered."""
+
+    def __init__(self) -> None:
+        self._ops: dict[int, Queued] = {}
+        self._by_ino: dict[int, dict[int, None]] = {}
+        self.sent: list[Queued] = []
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def __iter__(self) -> Iterator[Queued]:
+        return iter(self._ops.values())
+
+    def add(self, queued: Queued) -> None:
+        """Append; numbers rise."""
+        self._ops[queued.opno] = queued
+        for ino in self._inos(queued):
+            self._by_ino.setdefault(ino, {})[queued.opno] = None
+
+    @staticmethod
+    def _inos(queued: Queued) -> tuple[int, ...]:
+        if queued.op is not None:
+            return touched(queued.op).inos
+        assert queued.flight is not None
+        return (queued.flight.ino,)
+
+    def remove(self, opno: int) -> Queued:
+        queued = self._ops.pop(opno)
+        for ino in self._inos(queued):
+            left = self._by_ino.get(ino)
+            if left is not None:
+                left.pop(opno, None)
+                if not left:
+                    del self._by_ino[ino]
+        return queued
+
+    def get(self, opno: int) -> Queued | None:
+        return self._ops.get(opno)
+
+    def head(self) -> Queued | None:
+        return next(iter(self._ops.values()), None)
+
+    def of(self, ino: int) -> list[Queued]:
+        """What is queued for an inode, in order."""
+        return [self._ops[opno] for opno in sorted(self._by_ino.get(ino, ()))]
+
+    def cancellable(self, parent: int, name: bytes, ino: int) -> list[int] | None:
+        """The operations that vanish when `name`, the only name of `ino`, is removed now: all that ever
+        happened to it, if none was sent and the server never heard of it. None: it has to be told."""
+        mine = self.of(ino)
+        if (
+            not mine
+            or not isinstance(mine[0].op, Create)
+            or (mine[0].op.parent, mine[0].op.name)
+            != (
+                parent,
+                name,
+            )
+        ):
+            return None
+        if self.sent and mine[0].opno <= self.sent[-1].opno:
+            return None
+        if any(isinstance(q.op, Link | Unlink | Rmdir | Rename | Create) for q in mine[1:]):
+            return None
+        return [q.opno for q in mine]
+
+    def batch(self, most: int) -> list[Queued]:
+        """The operations of the next commit: from the head, up to the first that is not made yet."""
+        taken: list[Queued] = []
+        size = rows = 0
+        for queued in self._ops.values():
+            if queued.op is None or len(taken) >= min(most, COMMIT_OPS_MAX):
+                break
+            size += sum(len(blob.stored) for blob in queued.blobs)
+            if isinstance(queued.op, Content):
+                rows += len(queued.op.blocks)
+            if taken and (size > COMMIT_BLOBS_MAX or rows > HEADER_BLOCKS_MAX):
+                break
+            taken.append(queued)
+        return taken
+
+    def oldest(self) -> int | None:
+        """The oldest log position any of them needs."""
+        return min((queued.pos for queued in self._ops.values()), default=None)
