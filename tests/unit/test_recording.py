@@ -1,0 +1,81 @@
+"""The recorder's model equals a real directory, and its checks catch what they are for."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from support.recording import Recording, Value, read_tree
+
+
+@pytest.mark.parametrize("profile", ["plain", "sync", "map"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_model_equals_a_real_directory(tmp_path: Path, profile: str, seed: int) -> None:
+    recording = Recording(tmp_path, seed, profile, steps=150)
+    recording.wait_end()
+    assert recording.failed is None
+    history = recording.history()
+    found = read_tree(tmp_path)
+    assert history.acked >= 200 and len(found) > 10
+    history.check_exact(found)
+    history.check_synced(found)
+    history.check_up_to(found, history.acked)
+
+
+def test_a_killed_recorder_leaves_its_last_state_or_the_next(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, 5, "sync")
+    recording.wait_acked(250)
+    recording.stop()
+    recording.history().check_exact(read_tree(tmp_path))
+
+
+def test_the_checks_catch_loss_tears_and_additions(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, 7, "sync", steps=120)
+    recording.wait_end()
+    history = recording.history()
+    good = read_tree(tmp_path)
+    numbers = history._nodes[-1]
+    synced = [p for p in good if good[p].kind == "f" and numbers[p] in history.synced]
+    assert synced
+    older = 0
+    for path in synced:
+        start = history.synced[numbers[path]]
+        before = [content for at, content, _ in history._contents[numbers[path]] if at < start]
+        may = history._held(path, history.synced_names, history.synced)
+        torn = hashlib.sha256(b"torn").hexdigest()
+        bad = [
+            {**good, path: Value("f", good[path].mode, torn)},
+            {p: v for p, v in good.items() if p != path},
+        ]
+        bad += [{**good, path: Value("f", good[path].mode, c)} for c in before if c not in may]
+        older += len(bad) - 2
+        for tree in bad:
+            with pytest.raises(AssertionError):
+                history.check_synced(tree)
+    assert older
+    with pytest.raises(AssertionError):
+        history.check_exact({**good, "more": Value("d", 0o755, "")})
+    with pytest.raises(AssertionError):
+        history.check_synced({**good, "more": Value("d", 0o755, "")})
+
+
+def test_an_emptied_file_must_not_be_seen_before_its_rewrite_is_closed(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, 11, "sync", steps=300)
+    recording.wait_end()
+    history = recording.history()
+    last, checked = history.states[-1], 0
+    for path, number in history._nodes[-1].items():
+        # Made durable when it held something, emptied and rewritten later.
+        made = history.synced.get(number, 0)
+        rows = history._contents[number]
+        ends = [row[0] for row in rows[1:]] + [len(history.states)]
+        shown = {content for (_, content, hidden), end in zip(rows, ends) if not hidden and end > made}
+        for time, content, hidden in history._contents[number]:
+            if hidden and made and time > made and content not in shown:
+                history.check_since(last, 0, history.synced)
+                emptied = {**last, path: last[path]._replace(content=content)}
+                with pytest.raises(AssertionError):
+                    history.check_since(emptied, 0, history.synced)
+                checked += 1
+    assert checked
