@@ -14,7 +14,7 @@ from fsd.host.seam import Host
 from fsd.model.errors import UsageError
 
 HEADER: Final = b"x-fsd-test-now"
-_DIGITS_MAX: Final = 15
+_MS_MAX: Final = 6_000_000_000_000  # the year 2160: ns of it, and of what expires later, fit 64 bits
 _now: ContextVar[int | None] = ContextVar("fsd_test_now", default=None)
 
 
@@ -37,6 +37,6 @@ def take_header(headers: list[tuple[bytes, bytes]], *, allowed: bool) -> None:
         return
     if not allowed:
         raise UsageError("this server has no test clock", hint="start it with --test-clock, in tests only")
-    if len(found) > 1 or not found[0].isdigit() or len(found[0]) > _DIGITS_MAX:
-        raise UsageError("X-Fsd-Test-Now is milliseconds since 1970")
+    if len(found) > 1 or not found[0].isdigit() or len(found[0]) > 13 or int(found[0]) > _MS_MAX:
+        raise UsageError(f"X-Fsd-Test-Now is milliseconds since 1970, at most {_MS_MAX}")
     _now.set(int(found[0]) * 1_000_000)
