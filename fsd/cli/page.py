@@ -58,6 +58,7 @@ it). The long spelling's downloads need `--overwrite` to replace a local file.
 | `FSD_ADMIN_KEY` | admin key, for the control plane |
 | `XDG_STATE_HOME`, `XDG_RUNTIME_DIR`, `HOME`, `TMPDIR` | where mounts keep their state |
 | `FSD_CRASH=POINT[:COUNT]` | for tests: the process ends as by SIGKILL at that durable step's COUNT-th time |
+| `FSD_BOOT_ID=TEXT` | for tests: the machine says that it was started anew |
 
 A variable of ours that is set and not empty wins over `TI_*`; a flag wins over both.
 

@@ -39,9 +39,9 @@ def parse(command: Command, long: bool, words: Words, argv: list[str]) -> Simple
     if "help" in given or "version" in given:
         return SimpleNamespace(help="help" in given, version="version" in given)
     place_operands(flags, given, operands, long, words)
-    return SimpleNamespace(
-        help=False, version=False, **{f.dest: _value(f, given, words, long) for f in flags}
-    )
+    found = SimpleNamespace(**{f.dest: _value(f, given, words, long) for f in flags})
+    found.help = found.version = False
+    return found
 
 
 def _take(

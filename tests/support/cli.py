@@ -1,0 +1,80 @@
+"""The command line for tests: in this process with streams in memory, or as a real process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fsd.cli.context import Streams
+from fsd.cli.env import Environment
+from fsd.cli.main import run
+
+SECRET = "s" * 43
+TOKEN = (
+    "fsd1.eyJmcyI6ImZzX2FhYWFhYWFhYWFhYWFhYWFhYWFhIiwiaWQiOiJ0b2tfeCIsInIiOnsibG9jYWwiOiJo"
+    f"dHRwOi8vMTI3LjAuMC4xOjkifX0.{SECRET}"
+)
+FILE_SYSTEM = "fs_aaaaaaaaaaaaaaaaaaaa"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one command did."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+    @property
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object on the last line of stderr."""
+        found: dict[str, Any] = json.loads(self.err.splitlines()[-1])["error"]
+        return found
+
+
+def inside(
+    *argv: str,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    terminal: bool = False,
+    interactive: bool = False,
+) -> Outcome:
+    """Run the command in this process."""
+    out, err = io.BytesIO(), io.StringIO()
+    streams = Streams(io.BytesIO(stdin), out, err, interactive, terminal, False)
+    code = run(list(argv), Environment(dict(env or {})), streams)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def command() -> list[str]:
+    return [sys.executable, "-m", "fsd"]
+
+
+def process(
+    *argv: str | bytes,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    timeout: float = 60,
+    cwd: str | os.PathLike[str] | None = None,
+) -> Outcome:
+    """Run the command as a process whose environment is exactly `env` and a PATH."""
+    full = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **(env or {})}
+    done = subprocess.run(
+        [*command(), *argv], env=full, input=stdin, capture_output=True, timeout=timeout, cwd=cwd, check=False
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr.decode())
