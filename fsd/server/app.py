@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.model.errors import FsdError, Unavailable
-from fsd.server import clock, control, journals, mount
+from fsd.server import clock, control, files, journals, mount
 from fsd.server.context import Context, context, json_response
 from fsd.server.errors import answer, log, translate
 from fsd.server.openapi import document
@@ -41,6 +41,7 @@ def all_routes() -> list[RouteDef]:
         route("GET", "/openapi.json", openapi),
         *control.routes(),
         *journals.routes(),
+        *files.routes(),
         *mount.routes(),
     ]
 

@@ -1,0 +1,399 @@
+"""The tree by path, by a token: what direct commands use. Rules and objects: docs/protocol.md.
+
+Bodies stream: a PUT is cut into blocks that are stored as it arrives and named in one transaction at its end;
+a GET is read ahead by one piece. A body that ends early changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fnmatch
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fsd.meta.database import Tx
+from fsd.model.attrs import Attr
+from fsd.model.errors import Conflict, InternalError, PosixError, Unavailable, UsageError
+from fsd.model.limits import FILE_MAX, LIST_PAGE_MAX, MIB
+from fsd.model.names import show
+from fsd.server import actions
+from fsd.server.actions import ID_MAX, TIME_MAX, change
+from fsd.server.context import (
+    BODY_IDLE,
+    Context,
+    context,
+    declared_length,
+    json_response,
+    only,
+    query_flag,
+    query_int,
+    query_limit,
+    send,
+    to_answer,
+)
+from fsd.server.route import RouteDef, route
+from fsd.server.tree_json import (
+    KIND_NAMES,
+    cursor_of,
+    kind_of,
+    named,
+    octal,
+    path_of,
+    raw_query,
+    read_cursor,
+    read_range,
+    read_revision,
+    revision_of,
+    stat_object,
+    tags_of,
+)
+from fsd.service.access import FsRef, Grant
+from fsd.service.idempotency import Answer, Call, check_key
+from fsd.service.namespace import list_some
+from fsd.service.paths import Done, Put, need_file
+from fsd.service.tree import Place, resolve, seq_of, walk
+from fsd.service.upload import Folded, FoldNeeded, Reading, Uploaded, Uploading, fold
+
+ONE: Final = "/v1/file-systems/{id}"
+HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes them
+FOLDS_MAX: Final = 8  # times an append plans again because its last block had to be folded
+SCAN_MAX: Final = 10_000  # entries one find request looks at
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+async def stat(request: Request) -> Response:
+    """What is at a path."""
+    ctx = context(request)
+    path, follow = path_of(request), query_flag(request, "follow")
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+
+        def read(tx: Tx) -> object:
+            place = resolve(tx, fs.id, path, follow=follow)
+            return stat_object(place.path, place.need(), seq_of(tx, fs.id))
+
+        return ctx.service.db.read(read)
+
+    return json_response(await ctx.run(work))
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A file ready to be sent: the span of it and its first bytes."""
+
+    attr: Attr
+    span: tuple[int, int]
+    partial: bool
+    reading: Reading
+    first: bytes
+
+
+async def get_file(request: Request) -> Response:
+    """The bytes of a file, or a range of them, of one state."""
+    ctx = context(request)
+    path = path_of(request)
+    match = request.headers.get("if-match")
+    wanted = None if match is None or match.strip() == "*" else read_revision(match, "If-Match")
+
+    def work() -> _Opened:
+        fs, _ = ctx.authenticate(request)
+
+        def read(tx: Tx) -> tuple[Attr, tuple[int, int] | None, Reading]:
+            place = resolve(tx, fs.id, path, follow=True)
+            attr = need_file(place)
+            if wanted is not None and (attr.ino, attr.cseq) != wanted:
+                raise Conflict(
+                    f"{show(place.path)} has revision {revision_of(attr)} now",
+                    details={"revision": revision_of(attr)},
+                )
+            asked = read_range(request, attr.size)
+            first, end = asked or (0, attr.size)
+            service = ctx.service
+            return attr, asked, Reading.open(tx, service.db, service.packs, fs, attr, first, end)
+
+        attr, asked, reading = ctx.service.db.read(read)
+        return _Opened(attr, asked or (0, attr.size), asked is not None, reading, reading.next_piece())
+
+    return _FileResponse(ctx, await ctx.run(work))
+
+
+class _FileResponse(Response):
+    """Sends an opened file while the next piece is being read. An error in the middle cuts the answer off,
+    which its length then shows."""
+
+    def __init__(self, ctx: Context, opened: _Opened) -> None:
+        first, end = opened.span
+        headers = {
+            "Content-Length": str(end - first),
+            "ETag": f'"{revision_of(opened.attr)}"',
+            "X-Fsd-Size": str(opened.attr.size),
+            "Accept-Ranges": "bytes",
+        }
+        if opened.partial:
+            span = f"{first}-{end - 1}" if end > first else "*"
+            headers["Content-Range"] = f"bytes {span}/{opened.attr.size}"
+        super().__init__(None, 206 if opened.partial else 200, headers, "application/octet-stream")
+        self._ctx, self._opened = ctx, opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        left = asyncio.ensure_future(_gone(receive))
+        try:
+            await self._body(send, left)
+        finally:
+            left.cancel()
+
+    async def _body(self, send: Send, left: asyncio.Future[None]) -> None:
+        piece = self._opened.first
+        while piece and not left.done():  # the server drops what is sent to a client that went away
+            following = asyncio.ensure_future(self._ctx.run(self._opened.reading.next_piece))
+            try:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            finally:
+                piece = await following
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def list_directory(request: Request) -> Response:
+    """Entries of a directory in order of names, or of all below it, parents first, a page at a time."""
+    ctx = context(request)
+    path, recursive = path_of(request), query_flag(request, "recursive")
+    limit = query_limit(request, LIST_PAGE_MAX)
+    after = read_cursor(request.query_params.get("after"))
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+
+        def read(tx: Tx) -> object:
+            seq = seq_of(tx, fs.id)
+            top = resolve(tx, fs.id, path, follow=True)
+            found = list(_below(tx, fs, top, after, limit + 1, recursive=recursive))
+            entries = [stat_object(_join(top.path, p), attr, seq, xattrs=False) for p, attr in found[:limit]]
+            more = cursor_of(found[limit - 1][0]) if len(found) > limit else None
+            return {**named("path", top.path), "entries": entries, "next_after": more, "fs_seq": seq}
+
+        return ctx.service.db.read(read)
+
+    return json_response(await ctx.run(work))
+
+
+def _below(
+    tx: Tx, fs: FsRef, top: Place, after: bytes, limit: int, *, recursive: bool
+) -> Iterator[tuple[bytes, Attr]]:
+    need = top.need()
+    if not need.is_dir:
+        raise PosixError(errno.ENOTDIR, f"{show(top.path)} is no directory")
+    if recursive:
+        yield from walk(tx, fs.id, need, after, limit)
+        return
+    for entry in list_some(tx, fs.id, need.ino, after, limit):
+        yield entry.name, entry.attr
+
+
+def _join(top: bytes, below: bytes) -> bytes:
+    return top.rstrip(b"/") + b"/" + below
+
+
+async def find(request: Request) -> Response:
+    """Entries below a path that pass every filter. A page may hold none and yet not be the last."""
+    ctx = context(request)
+    path, limit = path_of(request), query_limit(request, LIST_PAGE_MAX)
+    after = read_cursor(request.query_params.get("after"))
+    passes = _filter(request)
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+
+        def read(tx: Tx) -> object:
+            seq = seq_of(tx, fs.id)
+            top = resolve(tx, fs.id, path, follow=True)
+            matches: list[dict[str, Any]] = []
+            at, seen = after, 0
+            for at, attr in _below(tx, fs, top, after, SCAN_MAX, recursive=True):
+                seen += 1
+                if passes(at, attr):
+                    matches.append(stat_object(_join(top.path, at), attr, seq, xattrs=False))
+                    if len(matches) == limit:
+                        break
+            done = seen < SCAN_MAX and len(matches) < limit
+            return {"matches": matches, "next_after": None if done else cursor_of(at), "fs_seq": seq}
+
+        return ctx.service.db.read(read)
+
+    return json_response(await ctx.run(work))
+
+
+def _filter(request: Request) -> Callable[[bytes, Attr], bool]:
+    query = raw_query(request)
+    only(query, "name", "type", "min_size", "max_size", "newer_ns", "older_ns", "tag", "limit", "after")
+    name, tag = query.get("name"), query.get("tag", b"").decode("utf-8", "replace")
+    kind = query.get("type", b"").decode("utf-8", "replace")
+    if kind and kind not in KIND_NAMES:
+        raise UsageError(f"type is one of {', '.join(sorted(KIND_NAMES))}")
+    min_size = query_int(request, "min_size", 0, 0, FILE_MAX)
+    max_size = query_int(request, "max_size", FILE_MAX, 0, FILE_MAX)
+    newer = query_int(request, "newer_ns", -1, 0, TIME_MAX)
+    older = query_int(request, "older_ns", TIME_MAX, 0, TIME_MAX)
+    key, equals, value = tag.partition("=")
+
+    def passes(path: bytes, attr: Attr) -> bool:
+        last = path.rsplit(b"/", 1)[-1]
+        if name is not None and not fnmatch.fnmatchcase(last, name):
+            return False
+        if (kind and kind_of(attr) != kind) or not min_size <= attr.size <= max_size:
+            return False
+        if not newer < attr.mtime < older:
+            return False
+        held = tags_of(attr) if key else {}
+        return not key or (key in held and (not equals or held[key] == value))
+
+    return passes
+
+
+# -- writing -----------------------------------------------------------------------------------------
+
+
+async def put_file(request: Request) -> Response:
+    """Write a whole file, or append; all or nothing, durable when answered."""
+    ctx = context(request)
+    put, size = _read_put(request)
+    declared = declared_length(request, FILE_MAX)
+    fs, who = await ctx.who(request)
+    uploading = Uploading(ctx.service.packs, fs)
+    received = await _receive(ctx, request, uploading)
+    if size is not None and received != size:
+        raise UsageError(f"the body has {received} bytes, the request says {size}")
+    if declared is not None and received != declared:
+        raise UsageError(f"the body has {received} bytes, Content-Length says {declared}")
+    return send(await ctx.run(lambda: _finish_put(ctx, request, fs, who, put, uploading)))
+
+
+def _read_put(request: Request) -> tuple[Put, int | None]:
+    only(
+        request.query_params,
+        *("parents", "overwrite", "append", "mode", "uid", "gid", "mtime_ns", "size"),
+    )
+    query = request.query_params
+    match, absent = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if absent is not None and absent.strip() != "*":
+        raise UsageError("If-None-Match is * on a PUT")
+    overwrite = "overwrite" not in query or query_flag(request, "overwrite")
+    put = Put(
+        path=path_of(request),
+        parents=query_flag(request, "parents"),
+        overwrite=overwrite,
+        append=query_flag(request, "append"),
+        mode=octal(query["mode"], "mode") if query.get("mode") else None,
+        uid=_number(request, "uid", ID_MAX),
+        gid=_number(request, "gid", ID_MAX),
+        mtime_ns=_number(request, "mtime_ns", TIME_MAX),
+        if_match=None if match is None else read_revision(match, "If-Match"),
+        if_absent=absent is not None,
+    )
+    if not put.path:
+        raise UsageError("the root is a directory")
+    return put, _number(request, "size", FILE_MAX)
+
+
+def _number(request: Request, name: str, high: int) -> int | None:
+    """A whole number of the query string; None when absent."""
+    if not request.query_params.get(name):
+        return None
+    text = request.query_params[name]
+    if not text.lstrip("-").isdigit() or not text.isascii() or not -high <= int(text) <= high:
+        raise UsageError(f"{name} is a whole number of at most {high}")
+    return int(text)
+
+
+async def _receive(ctx: Context, request: Request, uploading: Uploading) -> int:
+    """Pass the body on to `uploading` on worker threads; how many bytes there were."""
+    stream = request.stream()
+    pieces: list[bytes] = []
+    held = total = 0
+    while True:
+        try:
+            async with asyncio.timeout(BODY_IDLE):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            break
+        except TimeoutError as exc:
+            raise Unavailable(f"no byte of the body for {BODY_IDLE:.0f} s") from exc
+        except ClientDisconnect as exc:
+            raise UsageError("the body was cut off; nothing was changed") from exc
+        pieces.append(piece)
+        held += len(piece)
+        total += len(piece)
+        if held >= HAND_OVER:
+            batch, pieces, held = pieces, [], 0
+            await ctx.run(lambda batch=batch: uploading.add(batch))  # type: ignore[misc]
+    if pieces:
+        await ctx.run(lambda: uploading.add(pieces))
+    return total
+
+
+def _finish_put(
+    ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put, uploading: Uploading
+) -> Answer:
+    """Name the stored content: one transaction. Blocks."""
+    content = uploading.finish()
+    call = _put_call(request, who, content)
+    folded: Folded | None = None
+    for _ in range(FOLDS_MAX):
+        try:
+            return change(ctx, fs, call, lambda tx, f=folded: _put_answer(ctx, tx, fs, put, content, f))  # type: ignore[misc]
+        except FoldNeeded as needed:
+            folded = fold(ctx.service.packs, fs, needed)
+    raise InternalError("the file is being appended to by others all the time", hint="try again")
+
+
+def _put_answer(
+    ctx: Context, tx: Tx, fs: FsRef, put: Put, content: Uploaded, folded: Folded | None
+) -> tuple[Answer, Done]:
+    paths = ctx.service.paths
+    done = paths.execute(tx, fs, paths.put(tx, fs, put, content, folded))
+    assert done.place is not None, "a file was written somewhere"
+    return to_answer(stat_object(done.place.path, done.place.need(), done.seq)), done
+
+
+def _put_call(request: Request, who: Grant, content: Uploaded) -> Call | None:
+    """The idempotency key bound to path, options, conditions and content."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    digest = hashlib.sha256()
+    for part in (
+        request.scope["raw_path"],
+        request.scope["query_string"],
+        request.headers.get("if-match", "").encode(),
+        request.headers.get("if-none-match", "").encode(),
+        *(b"%d:%b" % (piece.length, piece.hash or b"") for piece in content.pieces),
+    ):
+        digest.update(b"%d:" % len(part) + part)
+    return Call(f"{who.token_id} PUT", check_key(key), digest.digest())
+
+
+def routes() -> list[RouteDef]:
+    return [
+        route("GET", ONE + "/stat/{path:path}", stat),
+        route("GET", ONE + "/files/{path:path}", get_file),
+        route("PUT", ONE + "/files/{path:path}", put_file),
+        route("GET", ONE + "/list/{path:path}", list_directory),
+        route("POST", ONE + "/actions", actions.act),
+        route("GET", ONE + "/find/{path:path}", find),
+    ]
