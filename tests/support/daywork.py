@@ -1,0 +1,119 @@
+"""A day's work of the service in a few calls: something of everything, for tests that look at all of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+
+from fsd.model import blocks, ops
+from fsd.model.attrs import ROOT_INO, make_ino
+from fsd.model.limits import BLOCK
+from fsd.service import pins
+from fsd.service.access import ADMIN_GRANT, FsRef
+from fsd.service.open import Service
+from fsd.service.sessions import SessionInfo
+from fsd.wire.frame import Blob, make_blob
+from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE, make_commit
+
+
+def work(service: Service) -> FsRef:
+    """Commits, conflicts of two sessions, retries, every question, pins, feed; on which filesystem."""
+    service.tokens.announce({"r1": "http://127.0.0.1:1"}, b"m" * 32)
+    made = service.db.write(lambda tx: service.filesystems.create(tx, "plans", [("k", "v")]))
+    fs = service.filesystems.get(made["file_system_id"])
+    service.filesystems.describe(fs.name)
+    one, two = Mount(service, fs, "a"), Mount(service, fs, "b")
+    directory, file, link = one.ino(), one.ino(), one.ino()
+    blobs = [make_blob(os.urandom(1000)) for _ in range(3)]
+    large = [make_blob(os.urandom(40_000)) for _ in range(3)]
+    service.packs.store(fs.id, fs.name, large)
+    mode = stat.S_IFREG | 0o644
+    one.commit(
+        [
+            one.create(ROOT_INO, b"d", directory, stat.S_IFDIR | 0o755),
+            one.create(directory, b"f", file, mode),
+            one.create(directory, b"s", link, stat.S_IFLNK | 0o777, b"f"),
+            ops.Content(one.op(), ops.CONTENT, file, 0, 2 * BLOCK + 1000, content(blobs), True, None, 5, 5),
+            ops.Link(one.op(), ops.LINK, file, ROOT_INO, b"hard", 6),
+            ops.Setxattr(one.op(), ops.SETXATTR, file, b"user.a", b"v", 7),
+            ops.Setattr(one.op(), ops.SETATTR, file, 0o600, None, None, None, 8, 8),
+        ],
+        blobs,
+    )
+    number, _ = service.db.write(lambda tx: pins.pin(tx, fs, "checkpoint", "c1"))
+    head = service.feed.head(fs)
+    one.commit(
+        [
+            ops.Content(one.op(), ops.CONTENT, file, head, 1000, content(large[:1]), True, None, 9, 9),
+            ops.Rename(one.op(), ops.RENAME, directory, b"f", file, ROOT_INO, b"g", 0, 0, 0, 10),
+            ops.Unlink(one.op(), ops.UNLINK, directory, b"s", link, 0, 10),
+        ],
+        [],
+    )
+    late, clash = two.ino(), two.ino()
+    two.commit(
+        [
+            two.create(directory, b"late", late, mode),
+            two.create(ROOT_INO, b"g", clash, mode),
+            ops.Content(two.op(), ops.CONTENT, file, head, 1000, content(large[1:2]), True, None, 9, 9),
+            ops.Rmdir(two.op(), ops.RMDIR, ROOT_INO, b"d", directory, 11),
+            ops.Unlink(two.op(), ops.UNLINK, ROOT_INO, b"hard", file, head, 12),
+        ],
+        [],
+    )
+    service.db.write(lambda tx: pins.unpin(tx, service.packs, fs, number))
+    service.namespace.ask(
+        fs,
+        [
+            (LOOKUP, ROOT_INO, b"g", 100),
+            (LIST, ROOT_INO, b"", 100),
+            (ATTRS, (ROOT_INO, file, 99)),
+            (BLOCKS, file, 0, 10),
+            (TREE, ROOT_INO, 1000),
+            (PATH, (b"d", b"late")),
+        ],
+    )
+    service.packs.read(fs.id, [blob.hash for blob in blobs + large])
+    service.feed.page(fs, 0)
+    for mount in (one, two):
+        service.sessions.report(fs, mount.start.session, (0, 0, 0))
+        service.sessions.end(fs, mount.start.session, "clean", (0, 0, 0))
+    service.sessions.list(fs, 10)
+    return fs
+
+
+def content(blobs: Sequence[Blob]) -> tuple[tuple[int, bytes | None], ...]:
+    return tuple(
+        (index, blocks.encode((blocks.Part(0, blob.raw_len, 0, blob.hash),)))
+        for index, blob in enumerate(blobs)
+    )
+
+
+class Mount:
+    """A session that commits what it is given and sends every commit twice."""
+
+    def __init__(self, service: Service, fs: FsRef, name: str) -> None:
+        self.service, self.fs = service, fs
+        self.start = service.sessions.start(fs, SessionInfo(name, name, "/mnt", "/", False, "0"))
+        self.ticket = self.start.ticket
+        self._op = self._ino = 0
+
+    def op(self) -> int:
+        self._op += 1
+        return self._op
+
+    def ino(self) -> int:
+        self._ino += 1
+        return make_ino(self.start.session, self._ino)
+
+    def create(self, parent: int, name: bytes, ino: int, mode: int, target: bytes | None = None) -> ops.Op:
+        return ops.Create(self.op(), ops.CREATE, parent, name, ino, mode, 0, 0, 0, target, 1)
+
+    def commit(self, some: list[ops.Op], blobs: list[Blob]) -> None:
+        commit = make_commit(self.start.session, self.ticket, some, (0, 0, 0), blobs)
+        answer = self.service.commits.commit(self.fs, commit, ADMIN_GRANT)
+        assert not answer.missing
+        assert not answer.need_full
+        assert self.service.commits.commit(self.fs, commit, ADMIN_GRANT) == answer
+        self.ticket = answer.ticket
