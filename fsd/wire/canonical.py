@@ -56,7 +56,7 @@ def _write(value: Any, where: str, out: list[bytes]) -> None:
         out.append(b"[")
         for at, inner in enumerate(value):
             out.append(b"," if at else b"")
-            _write(inner, f"{where}.{at}", out)
+            _write(inner, f"{where}[{at}]", out)
         out.append(b"]")
     elif isinstance(value, Number):
         out.append(_number(value, where))

@@ -97,7 +97,8 @@ def check(value: Any, where: str) -> None:
             for key, inner in pairs:
                 if isinstance(key, str) and _SURROGATE.search(key):
                     raise UsageError(f"a field name in {path} holds a lone surrogate")
-                stack.append((inner, f"{path}.{key}", depth + 1))
+                at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]"
+                stack.append((inner, at, depth + 1))
 
 
 class _DuplicateError(Exception):
