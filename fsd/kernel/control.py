@@ -25,7 +25,7 @@ REQUEST_MAX: Final = 64 * 1024
 CLIENTS_MAX: Final = 64
 
 Tell = Callable[[str], Awaitable[None]]
-Verb = Callable[[dict[str, Any], Tell], Awaitable[dict[str, Any]]]
+Verb = Callable[[dict[str, Any], Tell], Awaitable[tuple[dict[str, Any], Callable[[], None] | None]]]
 
 
 def listen(path: Path) -> socket.socket:
@@ -43,7 +43,8 @@ def listen(path: Path) -> socket.socket:
 
 
 class ControlServer:
-    """Serves `verbs`. A verb that raises `FsdError` answers it; the daemon lives on whatever happens."""
+    """Serves `verbs`: each returns its answer and what to call once that is sent. A verb that raises
+    `FsdError` answers it; the daemon lives on whatever happens."""
 
     def __init__(self, sock: socket.socket, verbs: dict[str, Verb]) -> None:
         self._sock = sock
@@ -76,6 +77,7 @@ class ControlServer:
         async def tell(text: str) -> None:
             await send({"progress": {"text": text}})
 
+        after: Callable[[], None] | None = None
         try:
             with trio.fail_after(10):
                 asked = await _line(stream)
@@ -83,7 +85,8 @@ class ControlServer:
             args = asked.get("args")
             if verb is None or not isinstance(args, dict):
                 raise UsageError(f"unknown control verb {asked.get('verb')!r}")
-            answer = {"ok": await verb(args, tell)}
+            ok, after = await verb(args, tell)
+            answer = {"ok": ok}
         except trio.TooSlowError:
             answer = error_line(UsageError("no request came"))
         except FsdError as exc:
@@ -93,7 +96,11 @@ class ControlServer:
         except Exception as exc:
             log.exception("a control verb failed")
             answer = error_line(InternalError(f"the daemon failed: {exc!r}", hint="see its log"))
-        await send(answer)
+        try:
+            await send(answer)
+        finally:
+            if after is not None:
+                after()
 
 
 async def _line(stream: trio.SocketStream) -> dict[str, Any]:

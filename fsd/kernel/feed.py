@@ -17,6 +17,7 @@ from fsd.kernel.machine import Machine
 from fsd.kernel.notify import Notifier
 from fsd.model.errors import FsdError
 from fsd.remote.api import Remote
+from fsd.wire.messages import FeedPage
 
 log = logging.getLogger(__name__)
 
@@ -71,22 +72,25 @@ class Feed:
                 self._stopped.wait(RETRY)
                 continue
             self.last_answer = self._machine.host.monotonic()
-            applied = threading.Event()
-
-            def apply(page=page, applied=applied) -> None:  # type: ignore[no-untyped-def]
-                try:
-                    self._notifier.submit(volume.apply_feed(page))
-                    self._machine.settle()
-                    self._machine.pump()
-                finally:
-                    applied.set()
-
             if page.changes or page.reset or page.head > volume.feed_seq:
-                self._machine.post(apply)
-                # The next question starts behind this page; an FUSE thread that hangs is the watchdog's.
-                while not applied.wait(1.0) and not self._stopped.is_set():
-                    continue
+                self._have_applied(page)
             if self._silent:
                 self._silent = False
                 log.info("the change feed answers again")
                 self._machine.post(lambda: self._set_silent(False))
+
+    def _have_applied(self, page: FeedPage) -> None:
+        """Returns when the FUSE thread has applied `page`: the next question starts behind it."""
+        applied = threading.Event()
+
+        def apply() -> None:
+            try:
+                self._notifier.submit(self._machine.volume.apply_feed(page))
+                self._machine.settle()
+                self._machine.pump()
+            finally:
+                applied.set()
+
+        self._machine.post(apply)
+        while not applied.wait(1.0) and not self._stopped.is_set():
+            continue

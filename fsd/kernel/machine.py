@@ -131,10 +131,12 @@ class Machine:
         since: float | None = None,
         pid: int = 0,
         inherited: bool = False,
+        bounded: bool = True,
     ) -> Callable[[], object]:
         """Have `wake` called once: with None when `want` ended, with an error when `within` seconds have
-        passed since `since`. Returns what forgets the watch. Raises `Unavailable` over PARKED_MAX."""
-        if len(self._parked) >= PARKED_MAX:
+        passed since `since`. Returns what forgets the watch. Raises `Unavailable` over
+        PARKED_MAX when `bounded`."""
+        if bounded and len(self._parked) >= PARKED_MAX:
             raise Unavailable(f"{PARKED_MAX} requests wait for the server already")
         now = self.host.monotonic()
         since = now if since is None else since

@@ -41,7 +41,7 @@ def send(root_ino: int, one: Invalidation) -> None:
 
 
 class Notifier:
-    """`submit` from any thread. `answered` gives the monotonic time of the kernel's last answer it may keep."""
+    """`submit` from any thread. `answered`: the monotonic time of the last answer the kernel may keep."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from fsd.kernel import runtime
 from fsd.kernel.channel import Channel, read_until_ready
@@ -109,7 +109,7 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
         {
             "the state directory": options.state_dir,
             "the runtime directory": options.runtime_dir,
-            "the working directory": Path.cwd(),
+            "the working directory": _working_directory(),
         },
     )
     own = options.state_dir / "mounts" / options.mount_id
@@ -134,6 +134,13 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
             remote_path=options.remote_path.decode("utf-8", "backslashreplace"),
         )
     )
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("/")
 
 
 def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> dict[str, Any]:
@@ -184,14 +191,14 @@ def _detached(
 def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: Channel) -> int:
     if options.supervised:
         return Supervisor(options, place, directory, channel).run()
-    return _daemon(options, Start(place, directory, channel, None, 0, 0))
+    _daemon(options, Start(place, directory, channel, None, 0, 0))
 
 
-def _daemon(options: MountOptions, start: Start) -> int:
+def _daemon(options: MountOptions, start: Start) -> NoReturn:
     # Imported here: the supervisor itself stays small.
     from fsd.kernel.daemon import run
 
-    return run(options, start)
+    run(options, start)
 
 
 def _foreground(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> int:
@@ -210,7 +217,7 @@ def _foreground(options: MountOptions, place: Path, directory: RuntimeDir, say: 
     if not options.supervised:
         # The daemon ends this process itself; the reader shows its messages until then.
         reader.start()
-        return _daemon(options, Start(place, directory, channel, None, 0, 0))
+        _daemon(options, Start(place, directory, channel, None, 0, 0))
     code = Supervisor(options, place, directory, channel, reader).run()
     channel.close()
     reader.join(5)

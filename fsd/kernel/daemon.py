@@ -1,0 +1,351 @@
+"""The mount daemon: one process, the FUSE thread beside trio in the main thread.
+
+Order: log, volume (recovery first), record and control socket, mount, FUSE thread, a stat through the mount,
+ready. The process ends by `os._exit` after the last flush was acknowledged or given up: interpreter
+shutdown could wait for a thread in a dead connection.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import trio
+
+from fsd import __version__
+from fsd.cache.blobs import BlobCache
+from fsd.kernel import runtime
+from fsd.kernel.control import ControlServer, listen
+from fsd.kernel.feed import Feed
+from fsd.kernel.interrupts import look_for_killed
+from fsd.kernel.logfile import LogFile, start_log
+from fsd.kernel.machine import Machine
+from fsd.kernel.mountpoint import mounted_at, set_read_ahead
+from fsd.kernel.notify import Notifier
+from fsd.kernel.operations import FsdOperations
+from fsd.kernel.options import MountOptions
+from fsd.kernel.session import FuseSession, make_loop
+from fsd.kernel.stop import Ending, Stopper, sizes
+from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
+from fsd.kernel.verbs import Verbs
+from fsd.model.errors import Busy, FsdError, InternalError, Unavailable
+from fsd.model.names import show
+from fsd.remote.hot import HttpRemote, RemoteOptions
+from fsd.vfs.open import open_volume
+from fsd.vfs.types import VolumeOptions
+from fsd.vfs.volume import Volume
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TICK: Final = 0.1
+READ_AHEAD_KIB: Final = 1024
+SWITCH_INTERVAL: Final = 0.0005
+# A loop that has not turned for so long hangs: all stacks go to the log.
+HANG: Final = 10.0
+OPEN_RETRY: Final = 1.0
+
+
+def run(options: MountOptions, start: Start) -> NoReturn:
+    """The daemon process; never returns (`os._exit`)."""
+    code = EXIT_CRASHED
+    try:
+        os.chdir("/")
+        os.umask(0o077)
+        record = start.directory.read(options.mount_id)
+        handler = start_log(
+            Path(record.log), options.host, verbose=options.verbose, foreground=options.foreground
+        )
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        code = Daemon(options, start, handler).run()
+    except FsdError as exc:
+        start.channel.failed(exc)
+        code = exc.exit_code
+    except BaseException as exc:
+        log.critical("the daemon broke", exc_info=exc)
+        start.channel.failed(InternalError(f"the daemon broke: {exc!r}", hint="see its log"))
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+class Daemon:
+    """Composition and life of one daemon. All methods run in trio's thread unless they say otherwise."""
+
+    def __init__(self, options: MountOptions, start: Start, handler: LogFile) -> None:
+        self.options = options
+        self.start = start
+        self.place = start.place
+        self.handler = handler
+        self.remote = HttpRemote(
+            RemoteOptions(options.endpoint, options.token, insecure=options.insecure), options.host
+        )
+        self.cache = BlobCache(
+            options.state_dir / "cache" / _cache_name(options), options.host, options.cache_size
+        )
+        self.ready = False
+        self.kernel_gone = trio.Event()
+        self.stopper = Stopper(self)
+        self.machine: Machine | None = None
+
+    def run(self) -> int:
+        ending = trio.run(self._main)
+        self._leave(ending)
+        return ending.code
+
+    async def _main(self) -> Ending:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.stopper.listen)
+            try:
+                await self._mount(nursery)
+            except FsdError as exc:
+                log.error("mounting failed: %s", exc)
+                self.start.channel.failed(exc)
+                self.stopper.end(Ending(exc.exit_code, None, str(exc)))
+            ending = await self.stopper.wait()
+            await self._tell_server(ending)
+            nursery.cancel_scope.cancel()
+        return ending
+
+    # mounting
+
+    async def _mount(self, nursery: trio.Nursery) -> None:
+        volume = await self._open()
+        if volume is None:
+            return
+        self._wire(volume)
+        sock = listen(self.start.directory.socket_path(self.options.mount_id))
+        self.update(pid=os.getpid(), supervisor_pid=self.start.supervisor_pid)
+        self.session.mount()
+        self.machine.start()  # type: ignore[union-attr]
+        self.session.start()
+        self.notifier.start()
+        self.feed.start()
+        nursery.start_soon(self._ticks)
+        nursery.start_soon(self.stopper.watch_kernel)
+        nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
+        await self._first_stat()
+        set_read_ahead(self.place, READ_AHEAD_KIB)
+        self.update(state=runtime.MOUNTED)
+        self.ready = True
+        log.info("mounted %s, session %d", self.place, volume.session)
+        notify(self.options.notify_socket, "READY=1")
+        self.start.channel.ready(self.answer(volume))
+
+    def answer(self, volume: Volume) -> dict[str, Any]:
+        """What `fsd mount` prints."""
+        return {
+            "status": "mounted",
+            "file_system_id": self.options.token.file_system_id,
+            "mount_path": str(self.place),
+            "remote_path": self.options.remote_path.decode("utf-8", "backslashreplace"),
+            "driver": "fuse",
+            "endpoint": self.remote.endpoint,
+            "pid": os.getpid(),
+            "mount_session_id": volume.session,
+            "state_dir": str(self._own_directory()),
+            "log_file": str(self._own_directory() / "daemon.log"),
+            "control_socket": str(self.start.directory.socket_path(self.options.mount_id)),
+        }
+
+    def _own_directory(self) -> Path:
+        return self.options.state_dir / "mounts" / self.options.mount_id
+
+    async def _open(self) -> Volume | None:
+        """The volume, retried while the server is away: until `ready_timeout` on the first start, for ever
+        on a restart. None when a stop was asked for meanwhile."""
+        options = self.options
+        volume_options = VolumeOptions(
+            state_dir=self._own_directory(),
+            mount_id=options.mount_id,
+            hostname=options.host_label or socket.gethostname(),
+            path=str(self.place),
+            file_system=options.token.file_system_id,
+            remote_path=options.remote_path,
+            read_only=options.read_only,
+            durability=options.durability,
+            flush_age=options.flush_age,
+            buffer_size=options.buffer_size or None,
+            buffer_max=options.buffer_max,
+            io_timeout=options.io_timeout,
+            version=__version__,
+        )
+        deadline = None if self.start.restarts else options.host.monotonic() + options.ready_timeout
+        opening = partial(open_volume, volume_options, options.host, self.remote, self.cache)
+        opened: list[Volume] = []
+
+        async def open_it(scope: trio.CancelScope) -> None:
+            while not opened:
+                try:
+                    left = float("inf") if deadline is None else deadline - options.host.monotonic()
+                    with trio.fail_after(max(0.0, left)):
+                        opened.append(await trio.to_thread.run_sync(opening, abandon_on_cancel=True))
+                except trio.TooSlowError as exc:
+                    raise Unavailable(
+                        f"{self.place} could not be mounted within {options.ready_timeout:g} s",
+                        hint="see that the server answers, or give --ready-timeout",
+                    ) from exc
+                except (Unavailable, Busy) as exc:
+                    if deadline is not None and options.host.monotonic() + OPEN_RETRY > deadline:
+                        raise
+                    self.start.channel.say(f"waiting: {exc.message}")
+                    log.warning("waiting: %s", exc)
+                    await trio.sleep(OPEN_RETRY)
+            scope.cancel()
+
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery(strict_exception_groups=False) as nursery:
+                nursery.start_soon(self._say_waiting)
+                nursery.start_soon(self._cancel_on_stop, scope)
+                nursery.start_soon(open_it, scope)
+        return opened[0] if opened else None
+
+    async def _say_waiting(self) -> None:
+        await trio.sleep(3)
+        while True:
+            self.start.channel.say(f"still waiting for the server at {self.remote.endpoint}")
+            await trio.sleep(10)
+
+    async def _cancel_on_stop(self, scope: trio.CancelScope) -> None:
+        await self.stopper.asked.wait()
+        scope.cancel()
+
+    def _wire(self, volume: Volume) -> None:
+        options = self.options
+        token = trio.lowlevel.current_trio_token()
+        loop = make_loop(options.loop)
+        self.machine = Machine(volume, self.remote, self.cache, loop, options.host, options.io_timeout)
+        self.operations = FsdOperations(self.machine, xattr=options.xattr)
+        self.session = FuseSession(
+            loop,
+            self.operations,
+            self.place,
+            self._fuse_options(),
+            ended=lambda: token.run_sync_soon(self.kernel_gone.set),
+            died=self._broke,
+        )
+        loop.hook(self.machine.pump, self.operations.abort)
+        self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)
+        self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
+
+    def _fuse_options(self) -> set[str]:
+        options = {f"fsname={self.options.source}", "subtype=fsd"}
+        allow_other = self.options.allow_other
+        if allow_other or (allow_other is None and os.geteuid() == 0):
+            options.add("allow_other")
+        if self.options.read_only:
+            options.add("ro")
+        return options
+
+    async def _first_stat(self) -> None:
+        """The mount is ready when it answers; seen from outside the FUSE thread."""
+        with trio.move_on_after(self.options.ready_timeout) as scope:
+            await trio.to_thread.run_sync(os.stat, self.place, abandon_on_cancel=True)
+        if scope.cancelled_caught:
+            raise Unavailable(f"a stat of {self.place} was not answered", hint="see the log")
+
+    def update(self, **changes: Any) -> None:
+        """Change the record."""
+        self.start.directory.update(self.options.mount_id, **changes)
+
+    # running
+
+    async def _ticks(self) -> None:
+        machine = self.machine
+        assert machine is not None
+        rounds, dumped = 0, 0.0
+        while True:
+            await trio.sleep(TICK)
+            machine.post(machine.tick)
+            self.feed.look()
+            rounds += 1
+            if rounds % 5 == 0:
+                look_for_killed(machine)
+                # Should this thread hang itself, a timer thread of faulthandler's tells.
+                if self.handler.stack_fd is not None:
+                    faulthandler.dump_traceback_later(3 * HANG, file=self.handler.stack_fd)
+            now = self.options.host.monotonic()
+            if now - machine.beat > HANG and now - dumped > 6 * HANG:
+                dumped = now
+                log.error("the FUSE thread has not turned for %.0f s; all stacks follow", now - machine.beat)
+                self.handler.dump_stacks()
+
+    def _broke(self, error: BaseException) -> None:
+        """FUSE thread: its loop ended by an error. Nothing can be flushed without it; the supervisor's next
+        daemon recovers from the log."""
+        log.critical("leaving for a fresh process: %r", error)
+        logging.shutdown()
+        os._exit(EXIT_CRASHED)
+
+    async def call(self, func: Callable[[], T], within: float = 5.0) -> T | None:
+        """Run `func` on the FUSE thread; None when the thread does not answer within the time."""
+        machine = self.machine
+        assert machine is not None
+        token = trio.lowlevel.current_trio_token()
+        done = trio.Event()
+        result: list[T] = []
+        errors: list[Exception] = []
+
+        def there() -> None:
+            try:
+                result.append(func())
+            except Exception as exc:  # noqa: BLE001 - raised again below
+                errors.append(exc)
+            token.run_sync_soon(done.set)
+
+        machine.post(there)
+        with trio.move_on_after(within):
+            await done.wait()
+        if errors:
+            raise errors[0]
+        return result[0] if result else None
+
+    # ending
+
+    async def _tell_server(self, ending: Ending) -> None:
+        """The server's record of this session, if it answers at once."""
+        if self.machine is None or not self.remote.health().reachable:
+            return
+        session = self.machine.volume.session
+        how = "clean" if ending.code == 0 else "lost"
+        left = tuple(sizes(ending.pending).values())
+
+        def tell() -> None:
+            try:
+                self.remote.end_session(session, how, (left[0], left[1], left[2]))
+            except FsdError as exc:
+                log.info("the server was not told of the end: %s", exc)
+
+        with trio.move_on_after(1.0):
+            await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+
+    def _leave(self, ending: Ending) -> None:
+        """Tell the server and the record how it ended. Main thread, trio has ended; every step is bounded."""
+        faulthandler.cancel_dump_traceback_later()
+        log.info("ending: exit %d (%s)", ending.code, ending.reason or "clean")
+        if self.machine is not None:
+            self.machine.post(self.machine.stop)
+        entry = mounted_at(self.place)
+        ended: dict[str, Any] = {"exit": ending.code, "reason": ending.reason}
+        if ending.pending is not None:
+            ended["pending"] = sizes(ending.pending)
+            ended["first_failed_path"] = show(ending.pending.first_path) or None
+        elif ending.code == EXIT_LEFT:
+            ended["status"] = "not_drained"
+        if entry is not None and entry.source == self.options.source:
+            log.warning("the kernel still lists the mount")
+        self.update(state=runtime.ENDED, ended=ended)
+        self.start.directory.socket_path(self.options.mount_id).unlink(missing_ok=True)
+
+
+def _cache_name(options: MountOptions) -> str:
+    """One cache per server and filesystem."""
+    safe = "".join(c if c.isalnum() else "-" for c in options.endpoint)
+    return f"{safe[:80]}-{options.token.file_system_id}"

@@ -1,0 +1,285 @@
+"""How a mount ends, as the table in the design says. Trio's thread.
+
+- SIGTERM, SIGINT: barrier, detach (a clean unmount if possible, else lazily), flush, exit within
+  `stop_timeout`: 0 when everything is committed, else 6. A second signal exits at once, 6.
+- `fsd unmount`: barrier, clean unmount (busy: nothing ends), flush, exit.
+- The kernel's side is gone (umount(8), fusermount3 -u, umount -f): flush for up to `io_timeout`, exit.
+
+Both kinds of signal routes, the signal itself and a byte in the supervisor's pipe, may tell of one and the
+same stop (a group signal): two by different routes within MERGE are one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import trio
+
+from fsd.kernel import runtime
+from fsd.kernel.mountpoint import detach
+from fsd.model.errors import Busy, FsdError, Unavailable
+from fsd.model.names import show
+from fsd.vfs.types import Pending, Want
+
+if TYPE_CHECKING:
+    from fsd.kernel.daemon import Daemon
+
+log = logging.getLogger(__name__)
+
+MERGE: Final = 0.5
+EXIT_CLEAN: Final = 0
+EXIT_LEFT: Final = 6
+NOTHING: Final = {"operations": 0, "files": 0, "bytes": 0}
+
+Tell = Callable[[str], Awaitable[None]]
+
+
+async def quiet(text: str) -> None:
+    log.info("%s", text)
+
+
+def sizes(pending: Pending | None) -> dict[str, int]:
+    if pending is None:
+        return dict(NOTHING)
+    return {"operations": pending.operations, "files": pending.files, "bytes": pending.bytes}
+
+
+class Ending(NamedTuple):
+    """`pending` None with a code other than 0: nobody could ask what is left."""
+
+    code: int
+    pending: Pending | None
+    reason: str
+
+
+class Drained(NamedTuple):
+    """What a barrier did. `error` is why it did not get there; `left` what is pending now."""
+
+    error: Exception | None
+    before: Pending | None
+    left: Pending | None
+    took: float
+
+    def answer(self, status: str) -> dict[str, Any]:
+        """As `fsd drain` prints it. What was written after the barrier began is not its business."""
+        answer: dict[str, Any] = {
+            "status": status if self.error is None else "not_drained",
+            "flushed": {"files": 0, "bytes": 0},
+            "pending": dict(NOTHING),
+            "first_failed_path": None,
+            "reason": None,
+            "duration_ms": round(self.took * 1000),
+        }
+        before, left = sizes(self.before), sizes(self.left)
+        if self.error is not None:
+            answer["pending"] = left
+            answer["reason"] = str(self.error)
+            if self.left is not None:
+                answer["first_failed_path"] = show(self.left.first_path) or None
+                answer["reason"] = self.left.reason or str(self.error)
+        else:
+            left = dict(NOTHING)
+        for name in ("files", "bytes"):
+            answer["flushed"][name] = max(0, before[name] - left[name])
+        return answer
+
+
+class Stopper:
+    """One daemon's ending. The first `end` decides."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.asked = trio.Event()
+        self._decided = trio.Event()
+        self._ending: Ending | None = None
+        self._stops = 0
+        self._last: tuple[str, float] | None = None
+        self._in_hand = 0
+
+    # the decision
+
+    def end(self, ending: Ending) -> None:
+        if self._ending is None:
+            self._ending = ending
+            self._decided.set()
+
+    async def wait(self) -> Ending:
+        await self._decided.wait()
+        assert self._ending is not None
+        return self._ending
+
+    # signals
+
+    async def listen(self) -> None:
+        """Signals and the supervisor's pipe, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pipe, nursery)
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for number in signals:
+                    log.info("signal %s", signal.Signals(number).name)
+                    self.stop_asked("signal", nursery)
+
+    async def _pipe(self, nursery: trio.Nursery) -> None:
+        fd = self._daemon.start.stop_pipe
+        if fd is None:
+            return
+        while True:
+            await trio.lowlevel.wait_readable(fd)
+            got = os.read(fd, 16)
+            if not got:
+                log.warning("the supervisor is gone; nobody restarts this daemon any more")
+                return
+            for _ in got:
+                self.stop_asked("pipe", nursery)
+
+    def stop_asked(self, route: str, nursery: trio.Nursery) -> None:
+        """One stop request by `route`."""
+        now = self._daemon.options.host.monotonic()
+        last, self._last = self._last, (route, now)
+        if last is not None and last[0] != route and now - last[1] < MERGE:
+            # The other half of one group signal; a further one counts again.
+            self._last = None
+            return
+        self._stops += 1
+        self.asked.set()
+        nursery.start_soon(self._graceful if self._stops == 1 else self._at_once)
+
+    async def _at_once(self) -> None:
+        log.warning("second stop signal: leaving at once")
+        with trio.move_on_after(2):
+            await self._detach(lazy=True)
+        self.end(Ending(EXIT_LEFT, None, "stopped twice"))
+
+    async def _graceful(self) -> None:
+        daemon = self._daemon
+        if daemon.machine is None:
+            self.end(Ending(EXIT_LEFT, None, "stopped before it was mounted"))
+            daemon.start.channel.failed(Unavailable("stopped before it was mounted"))
+            return
+        deadline = trio.current_time() + daemon.options.stop_timeout
+        self._in_hand += 1
+        await self.drain(max(0.3, daemon.options.stop_timeout * 0.6), quiet)
+        with trio.move_on_at(deadline - 0.2):
+            await self._clean_or_lazy()
+        # What came between the barrier and the end of the session.
+        rest = await self.drain(max(0.2, deadline - trio.current_time() - 1.0), quiet)
+        self.end(self._ending_of(rest))
+
+    # the other ways
+
+    async def watch_kernel(self) -> None:
+        """An unmount by anybody: flush what is left, then end."""
+        daemon = self._daemon
+        await daemon.kernel_gone.wait()
+        daemon.update(state=runtime.DETACHED)
+        if self._in_hand:
+            return
+        log.info("unmounted; sending the rest")
+        limit = daemon.options.io_timeout
+        rest = await self.drain(limit if limit else None, quiet)
+        self.end(self._ending_of(rest))
+
+    async def unmount(
+        self, within: float | None, lazy: bool, tell: Tell
+    ) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Barrier, detach, flush. The answer, and what ends the daemon once it is sent. Raises `Busy`."""
+        began = trio.current_time()
+        first = await self.drain(within, tell)
+        self._in_hand += 1
+        try:
+            await self._detach(lazy=lazy)
+        except FsdError:
+            self._in_hand -= 1
+            raise
+        await self._session_over(lazy)
+        left = None if within is None else max(1.0, within - (trio.current_time() - began))
+        rest = await self.drain(left, tell)
+        took = trio.current_time() - began
+        answer = Drained(rest.error, first.before, rest.left, took).answer("unmounted")
+        answer["mount_path"] = str(self._daemon.place)
+        return answer, lambda: self.end(self._ending_of(rest))
+
+    async def _detach(self, *, lazy: bool) -> None:
+        place = self._daemon.place
+        await trio.to_thread.run_sync(lambda: detach(place, lazy=lazy), abandon_on_cancel=True)
+
+    async def _clean_or_lazy(self) -> None:
+        if self._daemon.kernel_gone.is_set():
+            return
+        try:
+            with trio.fail_after(1.5):
+                await self._detach(lazy=False)
+            await self._session_over(lazy=False)
+        except (Busy, FsdError, trio.TooSlowError) as exc:
+            log.warning("a clean unmount failed (%s); detaching lazily", exc)
+            await self._detach(lazy=True)
+            await self._session_over(lazy=True)
+
+    async def _session_over(self, lazy: bool) -> None:
+        """Until no further request comes. After a lazy detach the users that are left are cut off."""
+        daemon = self._daemon
+        with trio.move_on_after(0.2 if lazy else 5.0):
+            await daemon.kernel_gone.wait()
+        if not daemon.kernel_gone.is_set():
+            assert daemon.machine is not None
+            daemon.machine.post(daemon.operations.abort)
+            daemon.session.terminate()
+            with trio.move_on_after(1.0):
+                await daemon.kernel_gone.wait()
+
+    def _ending_of(self, rest: Drained) -> Ending:
+        if rest.error is None and rest.left is not None and rest.left.clean:
+            return Ending(EXIT_CLEAN, rest.left, "")
+        reason = (rest.left.reason if rest.left else "") or str(rest.error or "something is left")
+        return Ending(EXIT_LEFT, rest.left, reason)
+
+    async def drain(self, within: float | None, tell: Tell) -> Drained:
+        """A barrier: everything up to now is committed, or why not. Tells progress every second."""
+        daemon = self._daemon
+        machine = daemon.machine
+        assert machine is not None
+        began = trio.current_time()
+        token = trio.lowlevel.current_trio_token()
+        before = await daemon.call(machine.volume.pending)
+        ended = trio.Event()
+        errors: list[BaseException] = []
+        wants: list[Want] = []
+        forget: list[Callable[[], object]] = []
+
+        def wake(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            token.run_sync_soon(ended.set)
+
+        def begin() -> None:
+            want = machine.volume.barrier()
+            wants.append(want)
+            forget.append(machine.watch(want, wake, within=within, bounded=False))
+            machine.pump()
+
+        await daemon.call(begin)
+        hard_end = trio.current_time() + (within + 2.0 if within is not None else float("inf"))
+        while wants and not ended.is_set() and trio.current_time() < hard_end:
+            with trio.move_on_after(1.0):
+                await ended.wait()
+                continue
+            now = await daemon.call(machine.volume.pending)
+            if now is not None:
+                text = f"{now.files} files, {now.bytes} bytes to send"
+                await tell(text + (f" ({now.reason})" if now.reason else ""))
+        for one in forget:
+            await daemon.call(one)
+        left = await daemon.call(machine.volume.pending)
+        error = self._why(wants, errors, ended.is_set())
+        return Drained(error, before, left, trio.current_time() - began)
+
+    def _why(self, wants: list[Want], errors: list[BaseException], ended: bool) -> Exception | None:
+        if errors:
+            return errors[0] if isinstance(errors[0], Exception) else RuntimeError(str(errors[0]))
+        if not wants or not ended:
+            return Unavailable("the FUSE thread does not answer")
+        return wants[0].error

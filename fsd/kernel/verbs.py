@@ -1,0 +1,130 @@
+"""The verbs of the control socket. Trio's thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from fsd.kernel.control import Tell, Verb
+from fsd.model.errors import Unavailable, Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from fsd.kernel.daemon import Daemon
+
+Answer = tuple[dict[str, Any], Callable[[], None] | None]
+PACE: Final = 0.02
+
+
+def _seconds(args: dict[str, Any], name: str = "timeout") -> float | None:
+    value = args.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or value < 0:
+        raise UsageError(f"{name} is a number of seconds")
+    return float(value)
+
+
+class Verbs:
+    """Each takes the request's arguments and a way to tell progress; returns the answer and what is to be
+    done once it is sent."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def table(self) -> dict[str, Verb]:
+        return {
+            "status": self.status,
+            "drain": self.drain,
+            "unmount": self.unmount,
+            "wait": self.wait,
+            "checkpoint": self.checkpoint,
+        }
+
+    async def status(self, args: dict[str, Any], tell: Tell) -> Answer:
+        daemon = self._daemon
+        machine = daemon.machine
+        assert machine is not None
+        volume = machine.volume
+        found = await daemon.call(
+            lambda: (volume.pending(), volume.status(), volume.session, volume.feed_seq)
+        )
+        if found is None:
+            raise Unavailable("the FUSE thread does not answer", hint="its stacks are in the log")
+        pending, own, session, seq = found
+        stats = daemon.cache.stats()
+        health = daemon.remote.health()
+        answer: dict[str, Any] = {
+            "mount_path": str(daemon.place),
+            "state": "mounted" if not daemon.kernel_gone.is_set() else "detached",
+            "pid": os.getpid(),
+            "supervisor_pid": daemon.start.supervisor_pid or None,
+            "restarts": daemon.start.restarts,
+            "mount_id": daemon.options.mount_id,
+            "mount_session_id": session,
+            "file_system_id": daemon.options.token.file_system_id,
+            "remote_path": daemon.options.remote_path.decode("utf-8", "backslashreplace"),
+            "endpoint": daemon.remote.endpoint,
+            "read_only": daemon.options.read_only,
+            "durability": daemon.options.durability,
+            "loop": daemon.options.loop,
+            "fs_seq": seq,
+            "pending": {
+                "operations": pending.operations,
+                "files": pending.files,
+                "bytes": pending.bytes,
+            },
+            "oldest_pending_s": round(pending.oldest_s, 3),
+            "first_pending_path": pending.first_path.decode("utf-8", "backslashreplace") or None,
+            "reason": pending.reason or None,
+            "cache": {"bytes": stats.bytes, "hits": stats.hits, "misses": stats.misses},
+            "server": {"reachable": health.reachable, "rtt_ms": health.rtt_ms},
+            "parked": len(machine.snapshot()),
+            "state_dir": str(daemon.start.directory.read(daemon.options.mount_id).state_dir),
+        }
+        return {**_jsonable(own), **answer}, None
+
+    async def drain(self, args: dict[str, Any], tell: Tell) -> Answer:
+        drained = await self._daemon.stopper.drain(_seconds(args), tell)
+        answer = drained.answer("drained")
+        answer["mount_path"] = str(self._daemon.place)
+        return answer, None
+
+    async def unmount(self, args: dict[str, Any], tell: Tell) -> Answer:
+        return await self._daemon.stopper.unmount(_seconds(args), bool(args.get("lazy")), tell)
+
+    async def wait(self, args: dict[str, Any], tell: Tell) -> Answer:
+        """Until the mount shows commit `seq` of the filesystem."""
+        machine = self._daemon.machine
+        assert machine is not None
+        seq = args.get("seq")
+        if not isinstance(seq, int):
+            raise UsageError("seq is a commit number")
+        within = _seconds(args)
+        end = trio.current_time() + (float("inf") if within is None else within)
+        told = trio.current_time()
+        while machine.volume.feed_seq < seq:
+            now = trio.current_time()
+            if now >= end:
+                raise Unavailable(f"the mount shows commit {machine.volume.feed_seq}, not yet {seq}")
+            if now - told > 1:
+                told = now
+                await tell(f"at commit {machine.volume.feed_seq}, waiting for {seq}")
+            await trio.sleep(PACE)
+        return {"status": "reached", "fs_seq": machine.volume.feed_seq}, None
+
+    async def checkpoint(self, args: dict[str, Any], tell: Tell) -> Answer:
+        raise Unsupported("checkpoints through a mount come with a later release")
+
+
+def _jsonable(value: Any) -> Any:
+    """Bytes as text, everything else as it is, so that a status can be printed."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {str(_jsonable(name)): _jsonable(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(one) for one in value]
+    return value
