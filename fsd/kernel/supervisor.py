@@ -189,9 +189,9 @@ def _detached(
 
 
 def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: Channel) -> int:
-    if options.supervised:
-        return Supervisor(options, place, directory, channel).run()
-    _daemon(options, Start(place, directory, channel, None, 0, 0))
+    if not options.supervised:
+        _daemon(options, Start(place, directory, channel, None, 0, 0))
+    return Supervisor(options, place, directory, channel).run()
 
 
 def _daemon(options: MountOptions, start: Start) -> NoReturn:
