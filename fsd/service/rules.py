@@ -386,8 +386,14 @@ class Rules:
 
     def _rename_to(self, op: Rename, source: Name, node: Node, new_ino: int, over: int) -> Outcome | None:
         target = self.view.slot(new_ino, op.new_name)
-        if target is source or target.ino == node.ino:
-            return None  # two names of one file: POSIX says that nothing happens
+        if target is source:
+            return None
+        if target.ino == node.ino:
+            # Two names of one file: POSIX says that nothing happens. Where the session did not know of the
+            # second (the other linked it just there), its file is at the target already.
+            if self.me and over != node.ino:
+                self.leave(source, node, op.time)
+            return None
         if target.ino and target.ino != over and over:
             # The session's own idea of the target may live under a conflict name.
             target = self.locate(new_ino, op.new_name, over) or target
