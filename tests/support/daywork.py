@@ -34,7 +34,9 @@ def work(service: Service) -> FsRef:
             one.create(ROOT_INO, b"d", directory, stat.S_IFDIR | 0o755),
             one.create(directory, b"f", file, mode),
             one.create(directory, b"s", link, stat.S_IFLNK | 0o777, b"f"),
-            ops.Content(one.op(), ops.CONTENT, file, 0, 2 * BLOCK + 1000, content(blobs), True, None, 5, 5),
+            ops.Content(
+                one.op(), ops.CONTENT, file, 0, 2 * BLOCK + 1000, content_of(blobs), True, None, 5, 5
+            ),
             ops.Link(one.op(), ops.LINK, file, ROOT_INO, b"hard", 6),
             ops.Setxattr(one.op(), ops.SETXATTR, file, b"user.a", b"v", 7),
             ops.Setattr(one.op(), ops.SETATTR, file, 0o600, None, None, None, 8, 8),
@@ -45,7 +47,7 @@ def work(service: Service) -> FsRef:
     head = service.feed.head(fs)
     one.commit(
         [
-            ops.Content(one.op(), ops.CONTENT, file, head, 1000, content(large[:1]), True, None, 9, 9),
+            ops.Content(one.op(), ops.CONTENT, file, head, 1000, content_of(large[:1]), True, None, 9, 9),
             ops.Rename(one.op(), ops.RENAME, directory, b"f", file, ROOT_INO, b"g", 0, 0, 0, 10),
             ops.Unlink(one.op(), ops.UNLINK, directory, b"s", link, 0, 10),
         ],
@@ -56,7 +58,7 @@ def work(service: Service) -> FsRef:
         [
             two.create(directory, b"late", late, mode),
             two.create(ROOT_INO, b"g", clash, mode),
-            ops.Content(two.op(), ops.CONTENT, file, head, 1000, content(large[1:2]), True, None, 9, 9),
+            ops.Content(two.op(), ops.CONTENT, file, head, 1000, content_of(large[1:2]), True, None, 9, 9),
             ops.Rmdir(two.op(), ops.RMDIR, ROOT_INO, b"d", directory, 11),
             ops.Unlink(two.op(), ops.UNLINK, ROOT_INO, b"hard", file, head, 12),
         ],
@@ -83,7 +85,7 @@ def work(service: Service) -> FsRef:
     return fs
 
 
-def content(blobs: Sequence[Blob]) -> tuple[tuple[int, bytes | None], ...]:
+def content_of(blobs: Sequence[Blob]) -> tuple[tuple[int, bytes | None], ...]:
     return tuple(
         (index, blocks.encode((blocks.Part(0, blob.raw_len, 0, blob.hash),)))
         for index, blob in enumerate(blobs)
