@@ -1,0 +1,96 @@
+"""The committed tree as the server has it, read over the wire without a mount; and the server's own audit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from fsd.host.seam import Host
+from fsd.meta.database import open_database
+from fsd.model.attrs import ROOT_INO, Attr, Entry
+from fsd.model.blocks import decode, pieces
+from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS
+from fsd.model.token import parse
+from fsd.remote.hot import HttpRemote, RemoteOptions
+from fsd.service.access import FsRef
+from fsd.service.audit import audit
+from fsd.wire.frame import open_blob
+from fsd.wire.messages import BLOCKS, LIST
+from support.recording import Found, Value
+
+TIMEOUT = 60.0
+
+
+def remote_for(token: str, url: str | None = None) -> HttpRemote:
+    """A client of the filesystem that `token` names; `url` where the token's own endpoint is not meant."""
+    parsed = parse(token)
+    endpoint = url or next(iter(parsed.regions.values()))
+    return HttpRemote(RemoteOptions(endpoint, parsed), Host())
+
+
+def committed_tree(token: str, url: str | None = None) -> Found:
+    """Path → value of everything committed, content verified against its hashes."""
+    remote = remote_for(token, url)
+    found: Found = {}
+    try:
+        _walk(remote, ROOT_INO, "", found)
+    finally:
+        remote.close()
+    return found
+
+
+def _walk(remote: HttpRemote, ino: int, prefix: str, found: Found) -> None:
+    for entry in _listing(remote, ino):
+        path = prefix + os.fsdecode(entry.name)
+        attr = entry.attr
+        mode = attr.mode & 0o7777
+        if stat.S_ISDIR(attr.mode):
+            found[path] = Value("d", mode, hashlib.sha256(b"").hexdigest())
+            _walk(remote, attr.ino, path + "/", found)
+        elif stat.S_ISLNK(attr.mode):
+            assert attr.target is not None
+            found[path] = Value("l", 0o777, os.fsdecode(attr.target))
+        else:
+            found[path] = Value("f", mode, hashlib.sha256(_content(remote, attr)).hexdigest())
+
+
+def _listing(remote: HttpRemote, ino: int) -> list[Entry]:
+    entries: list[Entry] = []
+    after, more = b"", True
+    while more:
+        _, answers = remote.ask([(LIST, ino, after, 1000)], TIMEOUT)
+        page, more = answers[0]
+        entries += page
+        after = page[-1].name if page else b""
+    return entries
+
+
+def _content(remote: HttpRemote, attr: Attr) -> bytes:
+    blocks = {0: attr.first_block()}
+    for first in range(1, attr.blocks, FULL_LIST_BLOCKS):
+        _, answers = remote.ask([(BLOCKS, attr.ino, first, FULL_LIST_BLOCKS)], TIMEOUT)
+        blocks.update({index: decode(parts) for index, parts in answers[0][1]})
+    data = bytearray(attr.size)
+    for index, parts in blocks.items():
+        hashes = {part.hash for part in parts}
+        got, absent = remote.blobs(list(hashes), TIMEOUT) if hashes else ([], [])
+        assert not absent, f"inode {attr.ino} names blobs that are not stored"
+        opened = {blob.hash: open_blob(blob) for blob in got}
+        length = min(BLOCK, attr.size - index * BLOCK)
+        for piece in pieces(parts, 0, max(0, length)):
+            at = index * BLOCK + piece.at
+            data[at : at + piece.length] = opened[piece.hash][piece.boff : piece.boff + piece.length]
+    return bytes(data)
+
+
+def audit_all(data_dir: Path) -> list[Any]:
+    """Findings of the audit over every filesystem of a stopped server (SQLite)."""
+    database = open_database(data_dir, Host())
+    try:
+        rows = database.read(lambda tx: tx.all("SELECT id, name FROM fs WHERE status = 'active' ORDER BY id"))
+        return [(name, finding) for number, name in rows for finding in audit(database, FsRef(number, name))]
+    finally:
+        database.close()
