@@ -4,7 +4,8 @@ Measured on this product's 2-core reference machine: importing httpx costs 65-90
 `http.client` 12, and large bodies move 600 MB/s and more against 50-160. So it serves the control plane too.
 
 `Http` may be used from any number of threads; each request takes a connection for itself. A connection is
-used again only when nothing is readable on it: a doubled reply must not answer the next request.
+used again only when nothing is readable on it, and a reply names its request (`X-Fsd-Call`): one that came
+twice never answers the next request.
 Every request that changes something carries one idempotency key through all its tries, so a lost reply
 never does a thing twice. What is no fsd answer (refused, silent, HTML, empty, cut) is `Unavailable`.
 """
@@ -313,6 +314,8 @@ class Http:
         connection.putrequest(method, target, skip_accept_encoding=True)
         connection.putheader("Authorization", f"Bearer {self.identity.secret}")
         connection.putheader("Accept", "application/json, */*")
+        call = self.host.token_bytes(8).hex()
+        connection.putheader("X-Fsd-Call", call)
         for name, value in headers.items():
             connection.putheader(name, value)
         if body is None:
@@ -326,7 +329,10 @@ class Http:
             connection.endheaders()
             self._send_pieces(connection, body, chunked=False)
         _socket_of(connection).settimeout(self.options.timeout + wait)
-        return connection.getresponse()
+        response = connection.getresponse()
+        if response.headers.get("X-Fsd-Call", call) != call:
+            raise HTTPException("the reply to another request")
+        return response
 
     def _send_pieces(self, connection: HTTPConnection, body: Body, *, chunked: bool) -> None:
         """Send the body; stops early when the server answers before its end (it refused the request)."""
