@@ -29,7 +29,6 @@ from fsd.service.text import new_id
 REQUEST_ID: Final = b"x-request-id"
 CALL_ID: Final = b"x-fsd-call"  # a caller's own id, given back: a reply that came twice is recognised
 _CALL_ID_MAX: Final = 64
-CALL: Final = b"x-fsd-call"  # given back as it came, so that a client knows whose reply it reads
 
 
 def all_routes() -> list[RouteDef]:
@@ -105,14 +104,12 @@ class Front:
         echoed += [(k, v) for k, v in scope["headers"] if k == CALL_ID and len(v) <= _CALL_ID_MAX]
         started = ctx.host.monotonic()
         status = 0
-        own = [(REQUEST_ID, name.encode())]
-        own += [(key, value) for key, value in scope["headers"] if key == CALL and len(value) <= 64][:1]
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *own]
+                message["headers"] = [*message.get("headers", ()), *echoed]
             await send(message)
 
         ctx.metrics.in_flight += 1
