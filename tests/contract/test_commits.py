@@ -1,4 +1,4 @@
-"""The commit protocol against the real service: tickets, repeats, copies, missing blobs, full lists, redirects."""
+"""The commit protocol on the real service: tickets, repeats, copies, missing blobs, full lists, redirects."""
 
 from __future__ import annotations
 
