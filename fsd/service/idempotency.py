@@ -20,6 +20,7 @@ from fsd.model.times import NS
 
 _KEY = re.compile(rf"[A-Za-z0-9_.:-]{{1,{IDEMPOTENCY_KEY_MAX}}}")
 _SWEEP_CHUNK: Final = 500
+_EXPIRED: Final = "SELECT scope, key FROM idempotency WHERE expires < ?"
 _RUNNING: Final = 0  # the status of a key whose effect has not ended
 _RUNNING_KEEP_NS: Final = 300 * NS
 
@@ -95,11 +96,11 @@ class Idempotency:
     def sweep(self) -> int:
         """Forget expired keys, a bounded number; returns how many."""
         now = self._host.wall_ns()
+        if self._db.read(lambda tx: tx.one(_EXPIRED + " LIMIT 1", (now,))) is None:
+            return 0
         return self._db.write(
             lambda tx: tx.execute(
-                "DELETE FROM idempotency WHERE (scope, key) IN "
-                "(SELECT scope, key FROM idempotency WHERE expires < ? LIMIT ?)",
-                (now, _SWEEP_CHUNK),
+                f"DELETE FROM idempotency WHERE (scope, key) IN ({_EXPIRED} LIMIT {_SWEEP_CHUNK})", (now,)
             )
         )
 
