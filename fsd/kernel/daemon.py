@@ -181,30 +181,35 @@ class Daemon:
         opening = partial(open_volume, volume_options, options.host, self.remote, self.cache)
         opened: list[Volume] = []
 
+        failed: list[FsdError] = []
+
         async def open_it(scope: trio.CancelScope) -> None:
-            while not opened:
+            while not opened and not failed:
                 try:
                     left = float("inf") if deadline is None else deadline - options.host.monotonic()
                     with trio.fail_after(max(0.0, left)):
                         opened.append(await trio.to_thread.run_sync(opening, abandon_on_cancel=True))
-                except trio.TooSlowError as exc:
-                    raise Unavailable(
-                        f"{self.place} could not be mounted within {options.ready_timeout:g} s",
-                        hint="see that the server answers, or give --ready-timeout",
-                    ) from exc
+                except trio.TooSlowError:
+                    text = f"{self.place} could not be mounted within {options.ready_timeout:g} s"
+                    failed.append(Unavailable(text, hint="does the server answer? or give --ready-timeout"))
                 except (Unavailable, Busy) as exc:
                     if deadline is not None and options.host.monotonic() + OPEN_RETRY > deadline:
-                        raise
+                        failed.append(exc)
+                        continue
                     self.start.channel.say(f"waiting: {exc.message}")
                     log.warning("waiting: %s", exc)
                     await trio.sleep(OPEN_RETRY)
+                except FsdError as exc:
+                    failed.append(exc)
             scope.cancel()
 
         with trio.CancelScope() as scope:
-            async with trio.open_nursery(strict_exception_groups=False) as nursery:
+            async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._say_waiting)
                 nursery.start_soon(self._cancel_on_stop, scope)
                 nursery.start_soon(open_it, scope)
+        if failed:
+            raise failed[0]
         return opened[0] if opened else None
 
     async def _say_waiting(self) -> None:

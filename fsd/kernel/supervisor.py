@@ -40,13 +40,6 @@ Say = Callable[[str], None]
 _pace = threading.Event()
 
 
-class MountAnswer(NamedTuple):
-    """`exit_code` is the command's; `answer` what it prints (empty after `--foreground`)."""
-
-    exit_code: int
-    answer: dict[str, Any]
-
-
 class Start(NamedTuple):
     """What a daemon process needs beside its options."""
 
@@ -58,8 +51,13 @@ class Start(NamedTuple):
     supervisor_pid: int
 
 
-def mount(options: MountOptions, say: Say) -> MountAnswer:
-    """Mount and return when a stat through the mount was answered; with `foreground`, when it has ended.
+def to_stderr(text: str) -> None:
+    os.write(2, f"fsd: {text}\n".encode("utf-8", "backslashreplace"))
+
+
+def mount(options: MountOptions, say: Say = to_stderr) -> int:
+    """Mount; returns 0 when a stat through the mount was answered; with `foreground`, the exit code when it
+    has ended. The record in the runtime directory then tells pids, log and socket.
 
     Raises `Busy` when the place is mounted or being restarted, `Unsupported` where mounting is impossible,
     `UsageError` and `NotFound` for a wrong place, and what the server said.
@@ -73,8 +71,9 @@ def mount(options: MountOptions, say: Say) -> MountAnswer:
     try:
         _prepare(options, place, directory)
         if options.foreground:
-            return MountAnswer(_foreground(options, place, directory, say), {})
-        return MountAnswer(0, _background(options, place, directory, say))
+            return _foreground(options, place, directory, say)
+        _background(options, place, directory, say)
+        return 0
     finally:
         os.close(lock)
 

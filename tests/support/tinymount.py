@@ -1,6 +1,6 @@
 """A process that mounts `TinyVolume` through the real session, machine and operations.
 
-Run as `python tinymount.py MOUNTPOINT LOOP LOGFILE`. Prints "ready" when mounted. SIGTERM fails what is
+Run as `python -m support.tinymount MOUNTPOINT LOOP LOGFILE`. Prints "ready" when mounted. SIGTERM fails what is
 parked and ends the session, as the daemon does; an unmount from outside ends it too. While the file
 LOGFILE.window exists, the loop sleeps half a second between poll and read. Exit 0, or 1 when the loop broke.
 """
@@ -15,16 +15,14 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)]
-
 import pyfuse3
-from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
 from fsd.kernel.interrupts import look_for_killed
 from fsd.kernel.machine import Machine
 from fsd.kernel.operations import FsdOperations
 from fsd.kernel.session import FuseSession, MiniLoop, make_loop
+from support.tinyvolume import TinyVolume
 
 
 def main() -> int:

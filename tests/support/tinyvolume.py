@@ -200,6 +200,12 @@ class TinyVolume:
         want.end()
         return want
 
+    def feed_silent(self, silent: bool) -> None:
+        self.silent = silent
+
+    def status(self) -> dict[str, Any]:
+        return {"tiny": True}
+
     def pending(self) -> Pending:
         return Pending(0, 0, 0, 0.0, b"", "")
 

@@ -1,0 +1,48 @@
+"""`fsd mount` whose daemon holds a `TinyVolume` and needs no server.
+
+Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone]` in tests/: state in BASE/state,
+records in BASE/run. Exits as the command would.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsd.vfs.open
+from fsd.host.seam import Host
+from fsd.kernel import supervisor
+from fsd.kernel.options import MountOptions
+from fsd.model.errors import FsdError
+from fsd.model.token import make
+from support.tinyvolume import TinyVolume
+
+
+def tiny(*args: Any) -> Any:
+    return TinyVolume()
+
+
+def main() -> int:
+    base = Path(sys.argv[2])
+    host = Host()
+    options = MountOptions(
+        mountpoint=Path(sys.argv[1]),
+        token=make(host, "fs_tiny", "tok", {"local": "http://127.0.0.1:9"}),
+        endpoint="http://127.0.0.1:9",
+        state_dir=base / "state",
+        runtime_dir=base / "run",
+        foreground="foreground" in sys.argv,
+        supervised="alone" not in sys.argv,
+        host=host,
+    )
+    fsd.vfs.open.open_volume = tiny
+    try:
+        return supervisor.mount(options)
+    except FsdError as exc:
+        print(f"{exc} ({exc.hint})", file=sys.stderr)
+        return exc.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
