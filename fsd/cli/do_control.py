@@ -105,10 +105,15 @@ def token_create(context: Context, args: SimpleNamespace) -> Document:
     if context.long and args.ttl is None and not args.no_expiration:
         raise UsageError("one of --ttl and --no-expiration is needed")
     identity, wanted = _admin_for(context, args)
-    answer = control(context, identity).create_token(wanted, args.token_name, args.ttl)
+    answer = control(context, identity).create_token(wanted, args.token_name, _whole(args.ttl))
     if context.long:
         answer = {**answer, "credentials_stored": False, "previous_token_note": "earlier tokens stay valid"}
     return Document(answer)
+
+
+def _whole(seconds: float | None) -> int | None:
+    """The server counts in whole seconds; never longer than asked, and at least one."""
+    return None if seconds is None else max(1, int(seconds))
 
 
 def _admin_for(context: Context, args: SimpleNamespace) -> tuple[Identity, str]:
@@ -167,7 +172,7 @@ def token_rotate(context: Context, args: SimpleNamespace) -> Document:
     if old is None:
         raise NotFound(f"{wanted} has no token {args.token_id}", hint="see `fsd token list`")
     context.confirm(f"Replace the token {args.token_id} of {wanted}?", needs_yes=False)
-    made = api.create_token(wanted, old.get("token_name"), args.ttl)
+    made = api.create_token(wanted, old.get("token_name"), _whole(args.ttl))
     error: FsdError | None = None
     try:
         api.delete_token(wanted, args.token_id)

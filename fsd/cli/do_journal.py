@@ -182,12 +182,38 @@ def search(context: Context, args: SimpleNamespace) -> Document:
             filters[name] = [flag]
     filters["subject"] = list(args.subject)
     filters["label"] = ["=".join(pair) for pair in args.label]
-    answer = journals(context).search(filters, limit=args.limit)
+    asked = {name for name, given in filters.items() if given}
+    if asked and asked <= {"kind", "label"} and not args.include_entries:
+        # As ti does: filters that speak of journals alone find journals.
+        return Document({"matches": _journals_page(context, args), "next_cursor": None}, text=_journals_text)
+    matches: list[dict[str, Any]] = []
+    while True:
+        # A page may hold fewer than asked and yet not be the last: the server looks at a bounded number.
+        page = journals(context).search(filters, limit=args.limit - len(matches))
+        matches += page["matches"]
+        cursor = page.get("next_cursor")
+        if cursor is None or len(matches) >= args.limit:
+            break
+        filters["cursor"] = [cursor]
 
     def text(value: Any) -> str:
-        return lines_of(f"{m.get('journal_id', '')}  {entry_line(m)}" for m in value["matches"])
+        return lines_of(f"{m['journal_id']}  {entry_line(m['entry'])}" for m in value["matches"])
 
-    return Document(answer, text=text)
+    return Document({"matches": matches, "next_cursor": cursor}, text=text)
+
+
+def _journals_page(context: Context, args: SimpleNamespace) -> list[dict[str, Any]]:
+    labels = ["=".join(pair) for pair in args.label]
+    found: list[dict[str, Any]] = []
+    for journal in journals(context).list(kind=args.journal_kind, labels=labels):
+        found.append(journal)
+        if len(found) >= args.limit:
+            break
+    return found
+
+
+def _journals_text(value: Any) -> str:
+    return columns(("journal_id", "kind", "title", "next_seq", "updated_at"), "matches")(value)
 
 
 def _time(context: Context, text: str | None) -> str | None:

@@ -112,7 +112,7 @@ ROWS: Final = (
         "fsd chmod 600 /tasks/task-42/plan.md", "do_files:chmod", aliases=(("fs", "chmod"),), changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "change the mode of {path} to {mode}"),
         flags=(
-            flag("--mode", "permission bits, octal", metavar="MODE", required=True, position=0),
+            flag("--mode", "permission bits, octal", values.mode, metavar="MODE", required=True, position=0),
             flag("--path", "remote path", metavar="PATH", required=True, position=1),
         ),
     ),
