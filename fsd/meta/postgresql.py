@@ -118,6 +118,7 @@ class _Pool:
         self._free: list[psycopg.Connection[tuple[Any, ...]]] = []
         self._mutex = threading.Lock()
         self._slots = threading.BoundedSemaphore(limit)
+        self.closed = False
 
     def take(self) -> psycopg.Connection[tuple[Any, ...]]:
         """Raises `Unavailable` when all stay in use, psycopg's errors when none can be made."""
@@ -134,7 +135,7 @@ class _Pool:
 
     def give(self, conn: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Back for the next; one that is broken or inside a transaction is closed instead."""
-        if conn.closed or conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        if self.closed or conn.closed or conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             conn.close()
         else:
             with self._mutex:
@@ -160,13 +161,12 @@ class PostgresDatabase:
         self._writers = _Pool(lambda: connect(url), DB_WRITERS_MAX)
         self._readers = _Pool(lambda: connect(url), DB_READERS_MAX)
         self._group = GroupCommit(self._run, leaders=DB_WRITERS_MAX)
-        self._closed = False
 
     def write(self, fn: Callable[[Tx], T]) -> T:
         return self._group.submit(fn)
 
     def read(self, fn: Callable[[Tx], T]) -> T:
-        if self._closed:
+        if self._readers.closed:
             raise Unavailable("the database is closed", hint="the server is stopping; try again")
         for left in reversed(range(DB_RETRIES)):
             try:
@@ -195,9 +195,9 @@ class PostgresDatabase:
 
     def close(self) -> None:
         self._group.close()
-        self._closed = True
-        self._writers.forget()
-        self._readers.forget()
+        for pool in (self._writers, self._readers):
+            pool.closed = True
+            pool.forget()
 
     def _run(self, gathering: Gathering) -> None:
         """One transaction for all; when it fails as a whole, one each, so that only the guilty one fails."""
@@ -327,7 +327,11 @@ def translate(exc: psycopg.Error, where: str) -> FsdError:
         made = IntegrityError(f"{where} is damaged: {exc}")
     elif state.startswith("22") or isinstance(exc, psycopg.DataError):
         made = UsageError(f"a value cannot be stored: {exc}")
-    elif isinstance(exc, psycopg.OperationalError) or state[:2] in ("08", "53", "55", "57", "40"):
+    elif (
+        isinstance(exc, psycopg.OperationalError)
+        or state == "25006"
+        or state[:2] in ("08", "53", "55", "57", "40")
+    ):
         made = Unavailable(
             f"{where} cannot be used: {exc}", hint="check that PostgreSQL runs, then try again"
         )

@@ -89,6 +89,7 @@ class SqliteDatabase:
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
         for _ in range(DB_READERS_MAX):
             self._readers.put(None)
+        self._closed = False
 
     def write(self, fn: Callable[[Tx], T]) -> T:
         return self._group.submit(fn)
@@ -99,9 +100,12 @@ class SqliteDatabase:
         except queue.Empty:
             raise Unavailable("all connections to the database are busy", hint="try again") from None
         try:
+            if self._closed:
+                raise Unavailable("the database is closed", hint="the server is stopping; try again")
             if conn is None:
                 conn = _connect(self._directory / FILE)
                 conn.execute("PRAGMA query_only=ON")
+                conn.execute("PRAGMA cache_size=-4096")
             conn.execute("BEGIN")
             try:
                 return fn(SqliteTx(conn))
@@ -115,10 +119,13 @@ class SqliteDatabase:
 
     def close(self) -> None:
         self._group.close()
+        self._closed = True
         for _ in range(DB_READERS_MAX):
-            reader = self._readers.get(timeout=DB_WAIT)
+            reader = self._readers.get()
             if reader is not None:
                 reader.close()
+        for _ in range(DB_READERS_MAX):  # who waits for one learns that there are none
+            self._readers.put(None)
         self._conn.close()
         os.close(self._lock)
 
@@ -198,6 +205,11 @@ def translate(exc: sqlite3.Error, directory: Path) -> FsdError:
         made = NoSpace(f"the disk under {directory} is full", hint=f"free space under {directory}")
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         made = Unavailable(f"the database under {directory} is locked by another program", hint="try again")
+    elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        made = Unavailable(
+            f"the database under {directory} cannot be opened or written: {exc}",
+            hint="check the directory's owner and permissions",
+        )
     elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         made = IntegrityError(f"the database under {directory} is damaged: {exc}")
     elif code == sqlite3.SQLITE_CONSTRAINT:

@@ -305,6 +305,8 @@ def test_everything_is_there_after_opening_again(place: str) -> None:
     first.close()
     with pytest.raises(Unavailable):
         first.write(lambda tx: put(tx, "l", 1))
+    with pytest.raises(Unavailable):
+        first.read(lambda tx: tx.one("SELECT 1"))
     again = open_database(place, Host())
     assert value(again, "k") == MAX
     assert again.read(lambda tx: tx.all("SELECT version FROM format")) == [(FORMAT,)]

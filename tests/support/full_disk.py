@@ -87,6 +87,11 @@ def main() -> None:
 
     fill(filler)
     at.close()
+    fill(filler)
+    try:  # a server may start on a full disk to be read from, or say why not
+        open_packs(data, Host()).close()
+    except NoSpace as exc:
+        print("full:", exc.message, file=sys.stderr)
     filler.unlink()
     at = open_packs(data, Host())
     acknowledged = {0, 1, 2, 3, 5, *range(4, taken, 2), taken}
