@@ -27,5 +27,6 @@ def serve(context: Context, args: SimpleNamespace) -> Raw:
         behind_proxy=args.behind_proxy,
         test_clock=args.test_clock,
         output_json=args.output == "json",
+        notify_socket=context.env.get(("NOTIFY_SOCKET",)),
     )
     return Raw(run(options, context.host))
