@@ -281,9 +281,7 @@ class Commits:
     def _direct_view(self, tx: Tx, fs: FsRef, state: FsState) -> View:
         return View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx)
 
-    def _apply_all(
-        self, tx: Tx, fs: FsRef, view: View, ops: Sequence[Op], prepared: Prepared | None
-    ) -> None:
+    def _apply_all(self, tx: Tx, fs: FsRef, view: View, ops: Sequence[Op], prepared: Prepared | None) -> None:
         """Apply every operation or raise."""
         rules = Rules(view, me=0, mount="server")
         if prepared is not None:
