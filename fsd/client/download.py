@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 
 from fsd.client.files import Files, JsonObject, raw_name, raw_path, raw_target
 from fsd.client.pool import Workers
@@ -109,10 +110,12 @@ def get_file(files: Files, entry: JsonObject, target: bytes, options: CopyOption
 
 
 def _default_mode() -> int:
-    """What a new file gets without `preserve`. The umask can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return 0o666 & ~mask
+    """What a new file gets without `preserve`. umask(2) tells only by setting, which other threads notice."""
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return 0o666 & ~int(line.split()[1], 8)
+    return 0o644
 
 
 def _pour(files: Files, path: bytes, target: bytes, meter: Meter) -> None:
@@ -149,11 +152,12 @@ def get_tree(
     target: bytes,
     options: CopyOptions,
     meter: Meter,
-    seen: Callable[[JsonObject, bytes], None] | None = None,
+    got: Callable[[bytes, JsonObject, str], None] | None = None,
 ) -> None:
     """Fetch the tree at the remote directory `source` into the local directory `target`, made if absent.
 
-    `seen` is called on this thread for each entry with its path below `target`, before it is fetched.
+    `got` is called, on any thread, for each entry that is here now: with its path below `target`, its stat
+    object and the revision that was fetched.
     """
     top = files.stat(source)
     directories = [(target, top)]
@@ -164,18 +168,20 @@ def get_tree(
         for entry in files.list(source, recursive=True):
             below = _below(entry, source)
             goal = os.path.join(target, below)
-            if seen is not None:
-                seen(entry, below)
             if entry["is_dir"]:
                 _make_dir(goal, meter)
                 directories.append((goal, entry))
             elif entry["kind"] == "symlink":
                 links.append((entry, goal))
             elif entry["kind"] == "file":
-                path = raw_path(entry)
-                workers.submit(meter.attempt(path, _file_job(files, entry, goal, options, meter)))
+                job = _file_job(files, entry, goal, options, meter, got and partial(got, below, entry))
+                workers.submit(meter.attempt(raw_path(entry), job))
+                continue
             else:
                 meter.not_copied(raw_path(entry))
+                continue
+            if got is not None:
+                got(below, entry, str(entry["revision"]))
     for entry, goal in links:
         meter.attempt(raw_path(entry), _link_job(entry, goal, options, meter))()
     if options.preserve:
@@ -219,14 +225,21 @@ def _link_job(entry: JsonObject, goal: bytes, options: CopyOptions, meter: Meter
 
 
 def _file_job(
-    files: Files, entry: JsonObject, goal: bytes, options: CopyOptions, meter: Meter
+    files: Files,
+    entry: JsonObject,
+    goal: bytes,
+    options: CopyOptions,
+    meter: Meter,
+    got: Callable[[str], None] | None,
 ) -> Callable[[], None]:
     def job() -> None:
         if options.resume and _is_here(entry, goal):
             meter.did("skipped", goal)
             return
         try:
-            get_file(files, entry, goal, options, meter)
+            revision = get_file(files, entry, goal, options, meter)
+            if got is not None:
+                got(revision)
         except Conflict:
             if options.overwrite or not os.path.lexists(goal):
                 raise

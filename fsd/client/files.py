@@ -205,9 +205,18 @@ class Files:
             body["dry_run"] = True
         return self.http.json("POST", f"{self._base}/actions", body=body)
 
-    def mkdir(self, path: bytes, *, mode: int | None = None, parents: bool = False) -> JsonObject:
-        """Make a directory. With `parents` an existing directory is no error."""
-        return self.action("mkdir", path=path, mode=_octal(mode), parents=parents)
+    def mkdir(
+        self,
+        path: bytes,
+        *,
+        mode: int | None = None,
+        parents: bool = False,
+        owner: tuple[int, int] | None = None,
+    ) -> JsonObject:
+        """Make a directory. With `parents` an existing directory is no error. `owner` is (uid, gid), None:
+        the parent directory's."""
+        uid, gid = owner or (None, None)
+        return self.action("mkdir", path=path, mode=_octal(mode), parents=parents, uid=uid, gid=gid)
 
     def remove(self, path: bytes, *, recursive: bool = False, if_match: str | None = None) -> JsonObject:
         """Remove a file or an empty directory, or with `recursive` a tree, in several steps on the server
@@ -235,8 +244,10 @@ class Files:
     def utimens(self, path: bytes, *, mtime_ns: int | None = None, atime_ns: int | None = None) -> JsonObject:
         return self.action("utimens", path=path, mtime_ns=mtime_ns, atime_ns=atime_ns)
 
-    def symlink(self, target: bytes, path: bytes, *, overwrite: bool = False) -> JsonObject:
-        return self.action("symlink", target=target, path=path, overwrite=overwrite)
+    def symlink(
+        self, target: bytes, path: bytes, *, overwrite: bool = False, if_match: str | None = None
+    ) -> JsonObject:
+        return self.action("symlink", target=target, path=path, overwrite=overwrite, if_match=if_match)
 
     def hardlink(self, source: bytes, path: bytes) -> JsonObject:
         return self.action("hardlink", source=source, path=path)

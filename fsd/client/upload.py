@@ -195,7 +195,7 @@ class _Tree:
         there = self.there.get(remote)
         if there is None or not there["is_dir"]:
             mode = stat.S_IMODE(found.st_mode) if self.options.preserve else None
-            self.files.mkdir(remote, mode=mode, parents=True)
+            self.files.mkdir(remote, mode=mode, parents=True, owner=(found.st_uid, found.st_gid))
             self.meter.did("directories", remote)
         self.directories.append((remote, found))
 

@@ -152,8 +152,15 @@ def _copy(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:
 
 
 def _symlink(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:
-    target, overwrite = field_bytes(body, "target"), flag(body, "overwrite") or False
-    return paths.symlink(tx, fs, target, field_path(body, "path"), overwrite=overwrite)
+    target, match = field_bytes(body, "target"), string(body, "if_match")
+    return paths.symlink(
+        tx,
+        fs,
+        target,
+        field_path(body, "path"),
+        overwrite=flag(body, "overwrite") or False,
+        if_match=None if match is None else read_revision(match, "if_match"),
+    )
 
 
 def _hardlink(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:
@@ -210,7 +217,7 @@ _ACTIONS: Final[dict[str, tuple[tuple[str, ...], Planner]]] = {
     "remove": (("path", "recursive", "if_match"), _remove),
     "rename": (("from", "to", "overwrite"), _rename),
     "copy": (("from", "to", "overwrite"), _copy),
-    "symlink": (("target", "path", "overwrite"), _symlink),
+    "symlink": (("target", "path", "overwrite", "if_match"), _symlink),
     "hardlink": (("source", "path"), _hardlink),
     "chmod": (("path", "mode", "follow"), _setattr),
     "chown": (("path", "uid", "gid", "follow"), _setattr),

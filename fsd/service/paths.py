@@ -187,11 +187,21 @@ class Paths:
         build.create(parent, place.missing[-1], wanted, uid, gid)
         return Plan(build.ops, place.path)
 
-    def symlink(self, tx: Tx, fs: FsRef, target: bytes, path: Path, *, overwrite: bool = False) -> Plan:
+    def symlink(
+        self,
+        tx: Tx,
+        fs: FsRef,
+        target: bytes,
+        path: Path,
+        *,
+        overwrite: bool = False,
+        if_match: tuple[int, int] | None = None,
+    ) -> Plan:
         """With `overwrite` what is there goes, unless it is a directory."""
         if not target or len(target) > SYMLINK_MAX or b"\0" in target:
             raise UsageError(f"a symlink's target has 1 to {SYMLINK_MAX} bytes and no NUL")
         place = resolve(tx, fs.id, path)
+        check_revision(place, if_match)
         build = _Builder(self._new_ino, self._host.wall_ns())
         there = place.node
         if there is not None:

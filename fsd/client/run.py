@@ -1,0 +1,301 @@
+"""`fsd run`: a command in a copy of a remote subtree, for sandboxes without /dev/fuse.
+
+Pull the subtree into a work directory, run the command there, push what changed, whatever the command's end:
+also after a failure or a signal. What the push could not bring to the server stays in the work directory with
+the record of what was pulled (`state`), and `push_left` sends it later. Nothing is pushed while the command
+runs: if this machine is lost before the end, what the command wrote is lost with it.
+
+Main thread only (signals).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import msgpack
+
+from fsd.client.download import get_tree
+from fsd.client.files import Files, JsonObject
+from fsd.client.push import Base, Pushed, push, signature
+from fsd.client.sources import told
+from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, stat_or_none
+from fsd.host.files import write_durable
+from fsd.host.seam import Host
+from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
+from fsd.model.names import show
+
+STATE: Final = "state"
+TREE: Final = "tree"
+STATE_FORMAT: Final = 1
+KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passed on to it
+PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+CANNOT_EXECUTE: Final = 126
+NOT_FOUND: Final = 127
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """`path` is the remote subtree, `command` with its arguments, `env` all of its environment. `work_dir`:
+    where to work, empty or absent; None makes one below `base` and removes it when all is pushed. `label`
+    goes into the names of conflict copies."""
+
+    path: bytes
+    command: Sequence[str]
+    env: Mapping[str, str]
+    base: Path
+    work_dir: Path | None = None
+    label: str = "run"
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What became of a run. `left` is the work directory when something is only there."""
+
+    command_exit: int | None
+    pulled: CopyResult | None
+    pushed: Pushed
+    left: Path | None = None
+    error: FsdError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """6 when something is only here, else the command's, else 1 after conflicts."""
+        if self.left is not None:
+            return NotDrained.exit_code
+        return self.command_exit or (1 if self.pushed.conflicts else 0)
+
+    def to_json(self) -> JsonObject:
+        return {
+            "exit_code": self.exit_code,
+            "command_exit": self.command_exit,
+            "pulled_files": self.pulled.files if self.pulled else 0,
+            **self.pushed.to_json(),
+            "status": "pushed" if self.left is None else "incomplete",
+            "left": None if self.left is None else str(self.left),
+            "reason": None if self.error is None else self.error.message,
+        }
+
+
+@dataclass(slots=True)
+class _Signals:
+    """Signals while a run goes on: the pull is given up, the command gets them, and of the push only a second
+    one is the end."""
+
+    pulling: bool = False
+    child: subprocess.Popen[bytes] | None = None
+    count: int = 0
+    timers: list[threading.Timer] = field(default_factory=list)
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        child = self.child
+        if child is None:
+            if self.pulling or self.count > 1:
+                raise KeyboardInterrupt
+            return
+        # A terminal sends ^C to the command itself; everything else reaches only this process.
+        if number != signal.SIGINT or not os.isatty(0):
+            child.send_signal(number)
+        if self.count > 1:
+            child.kill()
+        elif number != signal.SIGINT:
+            timer = threading.Timer(KILL_AFTER, child.kill)
+            timer.daemon = True
+            timer.start()
+            self.timers.append(timer)
+
+
+@contextmanager
+def _handled() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals) for number in PASSED_ON}
+    try:
+        yield signals
+    finally:
+        for timer in signals.timers:
+            timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -> RunResult:
+    """The whole of it. Raises `FsdError` only before the command has begun."""
+    host = files.http.host
+    remote = normal(options.path)
+    with _handled() as signals:
+        directory = _work_directory(options)
+        try:
+            signals.pulling = True
+            base, pulled = _pull(files, remote, directory, progress)
+            _remember(host, directory, files, remote, options.label, base)
+            signals.pulling = False
+        except BaseException:
+            _remove_tree(directory if options.work_dir is None else directory / TREE)
+            raise
+        result = RunResult(None, pulled, Pushed())
+        result.command_exit = _execute(options, directory / TREE, signals)
+        _push(files, remote, directory, base, options.label, result)
+    if result.left is None and options.work_dir is None:
+        _remove_tree(directory)
+    elif result.left is None:
+        (directory / STATE).unlink()
+    return result
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove a work directory, read-only directories in it too. Raises `FsdError`."""
+
+    def again(call: Callable[[str], object], path: str, _error: object) -> None:
+        os.chmod(os.path.dirname(path), 0o700)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, 0o700)
+            shutil.rmtree(path)
+        else:
+            call(path)
+
+    if directory.exists():
+        with told(os.fsencode(directory)):
+            shutil.rmtree(directory, onerror=again)
+
+
+def push_left(files: Files, directory: Path) -> RunResult:
+    """Send what an earlier run left in `directory`. Raises `UsageError` when it holds no such thing."""
+    remote, label, base = recall(directory, files)
+    result = RunResult(None, None, Pushed())
+    with _handled():
+        _push(files, remote, directory, base, label, result)
+    if result.left is None:
+        (directory / STATE).unlink()
+    return result
+
+
+def _push(
+    files: Files, remote: bytes, directory: Path, base: dict[bytes, Base], label: str, result: RunResult
+) -> None:
+    """Push; what goes wrong is told in `result`, which then says where everything still is."""
+    try:
+        push(files, remote, os.fsencode(directory / TREE), base, label, result.pushed)
+    except KeyboardInterrupt:
+        result.error = NotDrained("the push was abandoned by a second signal")
+    except FsdError as exc:
+        result.error = exc
+    if result.error is None and result.pushed.failed:
+        first = result.pushed.failed[0]
+        result.error = NotDrained(f"{first.path} could not be pushed: {first.message}")
+    if result.error is not None:
+        result.left = directory
+        _remember(files.http.host, directory, files, remote, label, base)
+
+
+def _work_directory(options: RunOptions) -> Path:
+    if options.work_dir is None:
+        with told(os.fsencode(options.base)):
+            options.base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return Path(tempfile.mkdtemp(prefix="run-", dir=options.base))
+    directory = options.work_dir
+    with told(os.fsencode(directory)):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        names = sorted(os.listdir(directory))
+    if STATE in names and TREE in names:
+        raise Busy(
+            f"{directory} holds what an earlier run could not push",
+            hint=f"push it first: fsd run --push-left {directory}",
+        )
+    if names == [TREE]:
+        # All of an earlier run's was pushed: its tree may go.
+        _remove_tree(directory / TREE)
+    elif names:
+        raise UsageError(f"{directory} is not empty")
+    return directory
+
+
+def _pull(
+    files: Files, remote: bytes, directory: Path, progress: ProgressFn | None
+) -> tuple[dict[bytes, Base], CopyResult]:
+    """The subtree in `directory`/tree and what it was; a path that does not exist yet is an empty one."""
+    tree = os.fsencode(directory / TREE)
+    result = CopyResult("pull", show(remote), show(tree))
+    base: dict[bytes, Base] = {}
+    top = stat_or_none(files, remote, follow=True)
+    if top is None:
+        with told(tree):
+            os.mkdir(tree, 0o755)
+        return base, result
+    if not top["is_dir"]:
+        raise UsageError(f"{show(remote)} is no directory", hint="--path takes a directory")
+
+    def got(below: bytes, entry: JsonObject, revision: str) -> None:
+        base[below] = Base(entry["kind"], revision, ())
+
+    options = CopyOptions(recursive=True, owner=os.geteuid() == 0)
+    get_tree(files, remote, tree, options, Meter(result, progress), got)
+    if result.failed:
+        first = result.failed[0]
+        raise PosixError(5, f"{first.path} could not be pulled: {first.message}")
+    for below in base:
+        base[below] = base[below]._replace(signature=signature(os.path.join(tree, below)))
+    return base, result
+
+
+def _execute(options: RunOptions, cwd: Path, signals: _Signals) -> int:
+    """Run the command to its end; its exit code as a shell would tell it."""
+    if signals.count:
+        return 128 + signal.SIGTERM
+    try:
+        child = subprocess.Popen(list(options.command), cwd=cwd, env=dict(options.env))
+    except FileNotFoundError:
+        return NOT_FOUND
+    except OSError:
+        return CANNOT_EXECUTE
+    signals.child = child
+    code = child.wait()
+    signals.child = None
+    return 128 - code if code < 0 else code
+
+
+def _remember(
+    host: Host, directory: Path, files: Files, remote: bytes, label: str, base: dict[bytes, Base]
+) -> None:
+    """Write the record from which a later push goes on."""
+    packed: bytes = msgpack.packb(
+        {
+            "v": STATE_FORMAT,
+            "fs": files.http.identity.file_system_id,
+            "remote": remote,
+            "label": label,
+            "base": {below: tuple(one) for below, one in base.items()},
+        },
+        use_bin_type=True,
+    )
+    write_durable(host, directory / STATE, packed, "run.state")
+
+
+def recall(directory: Path, files: Files) -> tuple[bytes, str, dict[bytes, Base]]:
+    """The record an earlier run left: remote path, label, what was pulled."""
+    try:
+        raw = (directory / STATE).read_bytes()
+    except FileNotFoundError as exc:
+        raise UsageError(f"{directory} holds nothing that a run left") from exc
+    try:
+        found: dict[str, Any] = msgpack.unpackb(raw, raw=False, use_list=False, strict_map_key=False)
+        version, remote, label = found["v"], bytes(found["remote"]), str(found["label"])
+        base = {bytes(below): Base(*one) for below, one in found["base"].items()}
+        owner = str(found["fs"])
+    except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as exc:
+        raise UsageError(f"{directory / STATE} is damaged; copy the files under {TREE} yourself") from exc
+    if version != STATE_FORMAT:
+        raise UsageError(f"{directory / STATE} was written by another version of fsd")
+    if owner != files.http.identity.file_system_id:
+        raise UsageError(f"{directory} belongs to {owner}, the token to another filesystem")
+    return remote, label, base
