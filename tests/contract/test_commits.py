@@ -6,10 +6,10 @@ import errno
 import stat
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.bench import Bench, Mount
+from support.postgres import PostgresServer
 
 from fsd.model import ops
 from fsd.model.attrs import ROOT_INO, make_ino
@@ -36,10 +36,22 @@ from fsd.service.view import View
 from fsd.wire.frame import make_blob
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Bench(tmp_path) as made:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    url = None
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh()
+    with Bench(tmp_path_factory.mktemp(request.param), database=url) as made:
         yield made
+
+
+@pytest.fixture
+def bench(service: Bench) -> Iterator[Bench]:
+    """A filesystem of its own for each test; the invariants hold after it."""
+    service.new_fs()
+    yield service
+    service.audit()
 
 
 # Tickets.
@@ -154,7 +166,9 @@ def test_only_the_last_outcomes_are_kept(bench: Bench) -> None:
     m.commit()
     m.mkdir(ROOT_INO, b"newer")
     m.commit()
-    rows = bench.service.db.read(lambda tx: tx.all("SELECT last_op FROM applied ORDER BY last_op"))
+    rows = bench.service.db.read(
+        lambda tx: tx.all("SELECT last_op FROM applied WHERE session=? ORDER BY last_op", (m.session,))
+    )
     assert [row[0] for row in rows] == [APPLIED_KEEP + 10, APPLIED_KEEP + 11]
     assert m.send(new).next_op == m.next_op
     with pytest.raises(SessionForked):

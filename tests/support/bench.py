@@ -27,10 +27,10 @@ from fsd.wire.messages import CommitAnswer, make_commit
 class Bench:
     """A service with one filesystem; `close` checks the invariants first."""
 
-    def __init__(self, directory: Path, host: Host | None = None) -> None:
+    def __init__(self, directory: Path, host: Host | None = None, database: str | None = None) -> None:
         self.host = host or Host()
         self.directory = directory
-        self.service = open_service(ServiceOptions(directory), self.host)
+        self.service = open_service(ServiceOptions(directory, database), self.host)
         self.service.tokens.announce({"local": "http://127.0.0.1:1"}, b"k" * 32)
         self.fs = self.new_fs()
 
