@@ -52,48 +52,45 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 async def create(request: Request) -> Response:
     """Make a journal; again with an equal envelope it is the same one."""
     ctx = context(request)
+    fs, who = await ctx.who(request)
     body, raw = await read_json(request)
     only(body, "journal_id", "kind", "title", "actor", "labels")
     given = body.get("journal_id")
     journal_id = None if given is None else check_journal_id(given)
     envelope = read_envelope(body)
 
-    def work() -> Answer:
-        fs, who = ctx.authenticate(request)
-        call = idempotent_call(request, who.token_id, raw)
+    call = idempotent_call(request, who.token_id, raw)
+    service = ctx.service
 
-        def effect(tx: Tx) -> Answer:
-            made, new = ctx.service.journals.create(tx, fs, journal_id, envelope)
-            return to_answer(made, 201 if new else 200)
+    def effect(tx: Tx) -> Answer:
+        made, new = service.journals.create(tx, fs, journal_id, envelope)
+        return to_answer(made, 201 if new else 200)
 
-        return ctx.service.db.write(lambda tx: ctx.service.idempotency.run(tx, call, effect))
-
-    return send(await ctx.run(work))
+    return send(await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))))
 
 
 async def list_all(request: Request) -> Response:
     """Journals with their heads, in order of id."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     kind, labels = request.query_params.get("kind"), _labels(request)
     limit, cursor = query_limit(request), request.query_params.get("cursor", "")
-
-    def work() -> object:
-        fs, _ = ctx.authenticate(request)
-        return evidence.list_journals(ctx.service.db, fs, kind, labels, cursor, limit)
-
-    return json_response(await ctx.run(work))
+    db = ctx.service.db
+    return json_response(await ctx.run(lambda: evidence.list_journals(db, fs, kind, labels, cursor, limit)))
 
 
 async def describe(request: Request) -> Response:
     """One journal with its head."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     jid = check_journal_id(request.path_params["jid"])
-    return json_response(await ctx.run(lambda: ctx.service.journals.get(ctx.authenticate(request)[0], jid)))
+    return json_response(await ctx.run(lambda: ctx.service.journals.get(fs, jid)))
 
 
 async def append(request: Request) -> Response:
     """Add entries, all or none; durable when answered."""
     ctx = context(request)
+    fs, who = await ctx.who(request)
     jid = check_journal_id(request.path_params["jid"])
     body, _ = await read_json(request, exact=True)
     only(body, "entries", "idempotency_key", "expected_seq", "barrier")
@@ -107,12 +104,7 @@ async def append(request: Request) -> Response:
         expected_seq=None if expected is None else integer(expected, "expected_seq"),
         barrier=flag(body, "barrier") or False,
     )
-
-    def work() -> tuple[FsRef, dict[str, Any]]:
-        fs, who = ctx.authenticate(request)
-        return fs, ctx.service.journals.append(fs, jid, wanted, who)
-
-    fs, answer = await ctx.run(work)
+    answer = await ctx.run(lambda: ctx.service.journals.append(fs, jid, wanted, who))
     ctx.waiters.wake(_subject(fs, jid))
     return send(Answer(200, to_answer(answer).body, replayed=answer["idempotent"]))
 
@@ -120,11 +112,11 @@ async def append(request: Request) -> Response:
 async def read(request: Request) -> Response:
     """Entries in order; with `wait` a long poll for the next one."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     jid = check_journal_id(request.path_params["jid"])
     after = query_int(request, "after_seq", 0, 0, SEQ_MAX)
     limit = query_limit(request, high=JOURNAL_PAGE_MAX)
     wait = query_seconds(request, "wait", FEED_WAIT_MAX)
-    fs, _ = await ctx.who(request)
     if wait:
         await _await_entry(ctx, fs, jid, after, wait)
     texts, following = await ctx.run(lambda: ctx.service.journals.read(fs, jid, after, limit))
@@ -134,6 +126,7 @@ async def read(request: Request) -> Response:
 async def search(request: Request) -> Response:
     """Entries of all journals, or of one, that match every filter."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     query, limit = request.query_params, query_limit(request)
     now = ctx.host.wall_ns()
     actor, jid = query.get("actor"), query.get("journal_id")
@@ -148,29 +141,20 @@ async def search(request: Request) -> Response:
         since=parse_when(query["since"], now, "since") if "since" in query else None,
         until=parse_when(query["until"], now, "until") if "until" in query else None,
     )
-    cursor = query.get("cursor", "")
-
-    def work() -> tuple[list[str], str | None]:
-        fs, _ = ctx.authenticate(request)
-        return evidence.search(ctx.service.db, fs, wanted, cursor, limit)
-
-    texts, following = await ctx.run(work)
+    cursor, db = query.get("cursor", ""), ctx.service.db
+    texts, following = await ctx.run(lambda: evidence.search(db, fs, wanted, cursor, limit))
     return _texts("matches", texts, {"next_cursor": following})
 
 
 async def verify(request: Request) -> Response:
     """Walk the hash chain; with `head_hash`, also look for that hash in it."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     jid = check_journal_id(request.path_params["jid"])
     trusted = request.query_params.get("head_hash")
     if trusted is not None and not _HASH.fullmatch(trusted):
         raise UsageError("head_hash is 64 hex digits in lower case")
-
-    def work() -> object:
-        fs, _ = ctx.authenticate(request)
-        return evidence.verify(ctx.service.db, fs, jid, trusted)
-
-    return json_response(await ctx.run(work))
+    return json_response(await ctx.run(lambda: evidence.verify(ctx.service.db, fs, jid, trusted)))
 
 
 async def _await_entry(ctx: Context, fs: FsRef, jid: str, after: int, wait: float) -> None:

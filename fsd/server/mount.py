@@ -49,7 +49,6 @@ from fsd.server.context import (
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
 from fsd.service.access import FsRef, Grant
-from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo
 from fsd.wire.frame import pack, unpack
 from fsd.wire.messages import MEDIA_TYPE, packb, read_commit, unpackb
@@ -69,6 +68,7 @@ _COUNT_MAX: Final = 2**62
 async def start_session(request: Request) -> Response:
     """Open a mount session: its number, its first ticket, and how the last one of the place ended."""
     ctx = context(request)
+    fs, who = await ctx.who(request)
     body, raw = await read_json(request)
     only(body, "mount_id", "host", "path", "remote_path", "read_only", "version")
     texts = {name: string(body, name) for name in ("mount_id", "host", "path", "remote_path", "version")}
@@ -83,12 +83,9 @@ async def start_session(request: Request) -> Response:
         version=texts["version"] or "",
     )
 
-    def work() -> Answer:
-        fs, who = ctx.authenticate(request)
-        call = idempotent_call(request, who.token_id, raw)
-        return ctx.service.idempotency.guard(call, lambda: to_answer(_started(ctx, fs, info), 201))
-
-    return send(await ctx.run(work))
+    call = idempotent_call(request, who.token_id, raw)
+    guard = ctx.service.idempotency.guard
+    return send(await ctx.run(lambda: guard(call, lambda: to_answer(_started(ctx, fs, info), 201))))
 
 
 async def end_session(request: Request) -> Response:
@@ -114,11 +111,11 @@ async def report_session(request: Request) -> Response:
 async def list_sessions(request: Request) -> Response:
     """Mount sessions, newest first."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     limit = query_limit(request)
     before = query_int(request, "cursor", 0, 1, _SESSION_MAX) or None
 
     def work() -> object:
-        fs, _ = ctx.authenticate(request)
         found = [_shown(row) for row in ctx.service.sessions.list(fs, limit, before)]
         more = len(found) == limit
         return {"sessions": found, "next_cursor": str(found[-1]["session"]) if more else None}
@@ -181,10 +178,10 @@ async def get_blobs(request: Request) -> Response:
 async def changes(request: Request) -> Response:
     """The change feed after a seq; a long poll that holds no thread."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     after = query_int(request, "after", 0, 0, _SEQ_MAX)
     session = query_int(request, "session", 0, 0, _SESSION_MAX)
     wait = query_seconds(request, "wait", FEED_WAIT_MAX)
-    fs, _ = await ctx.who(request)
     subject = ("fs", fs.id)
     event = ctx.waiters.register(subject)
     deadline = ctx.host.monotonic() + wait
@@ -223,18 +220,14 @@ async def _note(
 ) -> Response:
     """End and report: small notes that may be repeated without harm, so they need no kept answer."""
     ctx = context(request)
+    fs, _ = await ctx.who(request)
     body, _ = await read_json(request)
     check(body)
     number = request.path_params["n"]
     if not number.isascii() or not number.isdigit() or len(number) > 9:
         raise UsageError("a session is named by its number")
     pending = _pending(body.get("pending"))
-
-    def work() -> None:
-        fs, _who = ctx.authenticate(request)
-        note(ctx, fs, int(number), pending)
-
-    await ctx.run(work)
+    await ctx.run(lambda: note(ctx, fs, int(number), pending))
     return json_response({"session": int(number), "status": "ok"})
 
 

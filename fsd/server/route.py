@@ -13,9 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fsd.server.context import bearer
 from fsd.server.errors import answer, log, translate
 
 Handler = Callable[[Request], Awaitable[Response]]
+DATA: Final = "/v1/"  # all routes below it want an Authorization header
 CUT: Final = 499  # what the metrics count for a client that went away; it is never sent
 
 
@@ -49,6 +51,8 @@ def _wrapped(made: RouteDef) -> Handler:
     async def run(request: Request) -> Response:
         request.scope["fsd.route"] = made.template
         try:
+            if made.path.startswith(DATA):
+                bearer(request)  # who brings no secret learns nothing else about the request
             return await made.handler(request)
         except ClientDisconnect:
             # Nobody is left to answer.

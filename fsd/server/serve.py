@@ -41,7 +41,7 @@ _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 _BACKLOG: Final = 1024
 _KEEP_ALIVE: Final = 75
-_COLLECT_EVERY: Final = 5.0  # seconds between looks for deleted filesystems and expired keys
+_COLLECT_EVERY: Final = 1.0  # seconds between looks for deleted filesystems and expired keys
 
 
 @dataclass(frozen=True, slots=True)
