@@ -96,7 +96,7 @@ def _limit(room: int | None) -> dict[str, int]:
 
 
 def stat(context: Context, args: SimpleNamespace) -> Document:
-    answer = files(context).stat(remote_path(args.path), follow=not args.no_follow)
+    answer = files(context).stat(remote_path(args.path), follow=args.follow)
     if context.long:
         # Fields ti prints beside ours. What only its extraction service knows is null.
         answer = {

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import IO, Any
 
 from fsd import __version__
 from fsd.cli import helptext, parse, table
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.stdout.flush()
     except BrokenPipeError:
         code = _broken_pipe()
+    except OSError as exc:
+        code = _fail(_output_error(exc), None, "text", streams)
+        _drop_stdout()
     return code
 
 
@@ -44,20 +48,35 @@ def _streams() -> Streams:
     # A locale that cannot write a name must not turn an answer into an error.
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
+
+    def terminal(stream: IO[Any] | None) -> bool:
+        return stream is not None and stream.isatty()
+
+    # A stream that was closed before we started is None.
     return Streams(
-        stdin=sys.stdin.buffer,
-        stdout=sys.stdout.buffer,
-        stderr=sys.stderr,
-        interactive=sys.stdin.isatty() and sys.stderr.isatty(),
-        stdout_terminal=sys.stdout.isatty(),
-        stderr_terminal=sys.stderr.isatty(),
+        stdin=sys.stdin.buffer if sys.stdin is not None else io.BytesIO(),
+        stdout=sys.stdout.buffer if sys.stdout is not None else io.BytesIO(),
+        stderr=sys.stderr if sys.stderr is not None else io.StringIO(),
+        interactive=terminal(sys.stdin) and terminal(sys.stderr),
+        stdout_terminal=terminal(sys.stdout),
+        stderr_terminal=terminal(sys.stderr),
     )
 
 
 def _broken_pipe() -> int:
     """The reader went away: end as other tools do, quietly."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _drop_stdout()
     return 128 + signal.SIGPIPE
+
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere: the interpreter's last flush must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _output_error(exc: OSError) -> FsdError:
+    where = f" {exc.filename}" if exc.filename else ""
+    return FsdError(f"a local file or stream{where} failed: {exc.strerror or exc}")
 
 
 def run(argv: list[str], env: Environment, streams: Streams) -> int:
@@ -94,6 +113,10 @@ def run(argv: list[str], env: Environment, streams: Streams) -> int:
         return _fail(Interrupted("interrupted"), context, format, streams)
     except BrokenPipeError:
         return _broken_pipe()
+    except OSError as exc:
+        error: FsdError = _output_error(exc)
+        error.__cause__ = exc
+        return _fail(error, context, format, streams)
     except Exception as exc:  # noqa: BLE001 - the last boundary: told as a defect, with its traceback on --debug
         error = InternalError(f"{type(exc).__name__}: {exc}", hint="run again with --debug and report it")
         error.__cause__ = exc

@@ -79,7 +79,10 @@ ROWS: Final = (
     Command(
         ("stat",), ("fs", "describe-file"), GROUP, "show revision, mode, links, times and tags of a path",
         "fsd stat /tasks/task-42/plan.md", "do_files:stat", aliases=(("fs", "stat"),),
-        flags=(path("remote path", required=True), switch("--no-follow", "a symlink itself, not its target")),
+        flags=(
+            path("remote path", required=True),
+            switch("--follow -L", "what a symlink leads to, not the symlink itself"),
+        ),
     ),
     Command(
         ("mv",), ("fs", "move-file"), GROUP, "rename a file or directory",

@@ -146,7 +146,8 @@ ROWS: Final = (
         flags=(
             flag("--path", "remote subtree (default /)", metavar="PATH", default="/"),
             flag("--work-dir", "directory to work in (default: a temporary one)", metavar="DIR"),
-            operand("command", "the command and its arguments", required=True, position=0, rest=True),
+            flag("--push-left", "send what an earlier run left in this directory", metavar="DIR"),
+            operand("command", "the command and its arguments", position=0, rest=True),
         ),
     ),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any, Final
 from fsd.cli import values
 
 Words = tuple[str, ...]
+LONG_GROUPS: Final = ("fs", "fs-journal")  # what a long spelling begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class Table:
             for words in row.spellings():
                 if words in self.by_words:
                     raise ValueError(f"two rows are spelled {' '.join(words)}")
-                self.by_words[words] = (row, words != row.short)
+                self.by_words[words] = (row, words[0] in LONG_GROUPS)
 
     def find(self, argv: list[str]) -> tuple[Command, bool, Words, list[str]] | None:
         """The row `argv` begins with (longest spelling first), whether it is the long one, its words, the

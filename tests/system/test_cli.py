@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -189,7 +190,8 @@ def test_files_in_the_short_spelling(shared_fs: TestFs, tmp_path: Path) -> None:
     fsd(shared_fs, "ln", "-s", "moved", "/tasks/x/soft")
     about = fsd(shared_fs, "stat", "/tasks/x/hard").json
     assert (about["mode"], about["nlink"], about["size_bytes"]) == ("600", 2, 10)
-    assert fsd(shared_fs, "stat", "--no-follow", "/tasks/x/soft").json["target"] == "moved"
+    assert fsd(shared_fs, "stat", "/tasks/x/soft").json["target"] == "moved"
+    assert fsd(shared_fs, "stat", "-L", "/tasks/x/soft").json["size_bytes"] == 10
     assert fsd(shared_fs, "cat", "/tasks/x/soft").out == b"piped more"
     found = fsd(shared_fs, "find", "/", "--name", "*.md", "--query", "matches[].path").json
     assert found == ["/tasks/a b/plan.md"]
@@ -445,3 +447,64 @@ def test_one_document_on_stdout_and_nothing_else(shared_fs: TestFs) -> None:  # 
         ("mounts", "--all"),
     ):
         assert isinstance(fsd(shared_fs, *argv).json, dict)
+
+
+def test_run_without_a_mount(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+    fsd(shared_fs, "cp", "-", ":/work/in", stdin=b"1")
+    env = {**shared_fs.env, "XDG_STATE_HOME": str(tmp_path)}
+    script = "cat in; echo 2 > out; mkdir d; mv in d/in; exit 3"
+    found = process("run", "--path", "/work", "--", "sh", "-c", script, env=env)
+    assert found.code == 3
+    assert found.out == b"1"
+    assert fsd(shared_fs, "cat", "/work/out").out == b"2\n"
+    assert fsd(shared_fs, "cat", "/work/d/in").out == b"1"
+    assert fsd(shared_fs, "cat", "/work/in", code=5)
+    assert list((tmp_path / "fsd" / "run").iterdir()) == []
+    assert process("run", "--path", "/work", env=env).code == 2
+    missing = process("run", "--path", "/work", "--", "no-such-command", env=env)
+    assert missing.code == 127
+    assert "no-such-command" in missing.err
+
+
+def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:  # noqa: F811
+    fsd(shared_fs, "cp", "-", ":/file", stdin=b"x" * 100_000)
+    env = {"PATH": os.environ["PATH"], **shared_fs.env}
+    for command in ("cat /file", "ls /"):
+        done = subprocess.run(
+            ["bash", "-c", f'"{sys.executable}" -m fsd {command} > /dev/full'],
+            env=env,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1, command
+        assert b"No space left" in done.stderr
+        assert b"Traceback" not in done.stderr
+    closed = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m fsd ls / >&- 2>&-'], env=env, timeout=60, check=False
+    )
+    assert closed.returncode in (0, 1)
+
+
+def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) -> None:  # noqa: F811
+    copy = subprocess.Popen(
+        [sys.executable, "-m", "fsd", "cp", "-", ":/half"],
+        env={"PATH": os.environ["PATH"], **shared_fs.env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert copy.stdin is not None
+        copy.stdin.write(
+            b"x" * 9_000_000
+        )  # more than it keeps in memory, so it is sending
+        copy.stdin.flush()
+        copy.send_signal(signal.SIGINT)
+        out, err = copy.communicate(timeout=30)
+    finally:
+        copy.kill()
+    assert copy.returncode == 130, err.decode()
+    assert out == b""
+    assert b"Traceback" not in err
+    assert fsd(shared_fs, "stat", "/half", code=5)

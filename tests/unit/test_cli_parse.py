@@ -93,7 +93,6 @@ def test_double_dash_ends_the_flags() -> None:
         (("ls", "--output", "xml"), "--output: 'xml' is none of text, json"),
         (("journal", "read", "j", "--limit", "1001"), "1001 is out of range: 1 to 1000"),
         (("create", "--label", "novalue"), "no label of the form key=value"),
-        (("run",), "COMMAND is missing"),
     ],
 )
 def test_a_wrong_line_names_what_is_wrong(argv: tuple[str, ...], what: str) -> None:
