@@ -40,13 +40,14 @@ class Place:
 
     def __init__(self, base: Path, name: str, **variables: str) -> None:
         self.name = name
-        self.home = base / re.sub(r"[^a-z0-9]+", "-", name.lower())
-        self.home.mkdir()
+        self.home = base / re.sub(r"[^a-z0-9]+", "-", name.split(":")[0].lower())
+        (self.home / "run").mkdir(parents=True)
         self.variables = variables
         self.env = {
             "PATH": f"{FSD.parent}:{os.environ.get('PATH', '/usr/bin:/bin')}",
             "HOME": os.fspath(self.home),
             "LANG": "C.UTF-8",
+            "XDG_RUNTIME_DIR": os.fspath(self.home / "run"),
             **variables,
         }
 
@@ -55,6 +56,7 @@ class Place:
         for key, value in self.variables.items():
             secret = "…" if key == "FSD_ADMIN_KEY" else redacted(value)
             print(f"   {key}={secret}")
+        print(f"   (and PATH, LANG, HOME and XDG_RUNTIME_DIR, which are empty directories: {self.home.name})")
 
     def run(self, command: str, *, stdin: str | None = None, quiet: bool = False) -> str:
         """Run a shell command as a user would; its stdout. Raises `NotProved` when it fails."""
@@ -196,7 +198,7 @@ class Demo:
 
     def gone(self, place: Place) -> None:
         shutil.rmtree(place.home)
-        print(f"   (everything of this environment is deleted: {place.home.name})")
+        print(f"   (this environment is deleted with all it held: {place.home.name})")
 
     def clean(self) -> list[str]:
         """End and delete everything; what could not be."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +36,12 @@ class Value(NamedTuple):
 
 
 Found = dict[str, Value]
+_settle = threading.Event()  # never set
+
+
+def stopped(pid: int) -> bool:
+    """Whether the process is stopped, or waits in the kernel for a call that will not return before it is."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[0] in (b"T", b"D", b"Z")
 
 
 @dataclass
@@ -103,6 +110,17 @@ class Recording:
     def pid(self) -> int:
         return self._process.pid
 
+    def pause(self) -> int:
+        """SIGSTOP; how many calls had returned by then."""
+        self._process.send_signal(signal.SIGSTOP)
+        # What it told before it stopped may still be in the pipe.
+        wait_for(lambda: stopped(self.pid), 10, "the recorder to stop")
+        count = -1
+        while count != len(self.acked):
+            count = len(self.acked)
+            _settle.wait(0.05)
+        return count
+
     def wait_acked(self, count: int, timeout: float = 60) -> None:
         """Until `count` calls returned; AssertionError with the failed call if one did not."""
         wait_for(
@@ -150,6 +168,10 @@ class History:
         # When each file, and the names of all, were last made durable, as told by fsync and friends.
         self.synced: dict[int, int] = {}
         self.synced_names = 0
+        # The same for close: when each file, and any that a handle had changed, was last closed.
+        self.closed: dict[int, int] = {}
+        self.closed_names = 0
+        self._changed: set[int] = set()  # handles through which something changed
         for time, call in enumerate(calls, 1):
             getattr(self, "_do_" + call["op"])(time, call)
             self._remember(time)
@@ -184,9 +206,11 @@ class History:
         node = self._tree.get(path)
         if node is None:
             node = self._new(path, "f", 0o644)
+            self._changed.add(call["h"])
         if flags & os.O_TRUNC and node.data:
             node.data.clear()
             node.hidden = True
+            self._changed.add(call["h"])
         self._handles[call["h"]] = (node, path, flags)
         self._at[call["h"]] = 0
 
@@ -196,6 +220,7 @@ class History:
         off = len(node.data) if flags & os.O_APPEND else self._at[call["h"]]
         if data:
             self._put(node, off, data)
+            self._changed.add(call["h"])
         self._at[call["h"]] = off + len(data)
         if flags & (os.O_SYNC | os.O_DSYNC):
             self._durable(time, node)
@@ -204,9 +229,11 @@ class History:
         data = payload(self._seed, call["n"], call["size"])
         if data:
             self._put(self._node(call), call["off"], data)
+            self._changed.add(call["h"])
 
     def _do_ftruncate(self, time: int, call: dict[str, Any]) -> None:
         node, size = self._node(call), call["size"]
+        self._changed.add(call["h"])
         if size < len(node.data):
             del node.data[size:]
         else:
@@ -214,12 +241,18 @@ class History:
 
     def _do_store(self, time: int, call: dict[str, Any]) -> None:
         self._put(self._node(call), 0, payload(self._seed, call["n"], call["size"]))
+        self._changed.add(call["h"])
 
     def _do_munmap(self, time: int, call: dict[str, Any]) -> None:
         return
 
     def _do_close(self, time: int, call: dict[str, Any]) -> None:
-        self._node(call).hidden = False
+        node = self._node(call)
+        node.hidden = False
+        if time <= self.acked:
+            self.closed[node.number] = time
+            if call["h"] in self._changed:
+                self.closed_names = time
 
     def _do_fsync(self, time: int, call: dict[str, Any]) -> None:
         self._durable(time, self._node(call))
@@ -309,6 +342,20 @@ class History:
     def check_synced(self, found: Found, *, recovered: bool = False) -> None:
         """What fsync and its kin promised, and nothing torn besides."""
         self.check_since(found, self.synced_names, self.synced, recovered=recovered)
+
+    def check_closed(self, found: Found) -> None:
+        """What close promises with `--durability close`."""
+        self.check_since(found, self.closed_names, self.closed)
+
+    def open_at(self, time: int) -> set[int]:
+        """The files that a handle had open after call `time`."""
+        opened: dict[int, int] = {}
+        for call in self.calls[:time]:
+            if call["op"] == "open":
+                opened[call["h"]] = self._handles[call["h"]][0].number
+            elif call["op"] == "close":
+                opened.pop(call["h"])
+        return set(opened.values())
 
     def check_up_to(self, found: Found, time: int) -> None:
         """Everything up to `time` is there, in content too."""
