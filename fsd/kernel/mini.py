@@ -178,6 +178,7 @@ class Scheduler:
         self._current: Task | None = None
         self._thread: int | None = None
         self._deaths = 0
+        self._ended = False
         self._failure: BaseException | None = None
         # Two pollers, so that going from "reading" to "all parked" changes no set: the second asks for
         # nothing on the FUSE descriptor and is still told of errors there.
@@ -244,31 +245,35 @@ class Scheduler:
         """Run `func()` to its end. Raises what it raised, or the error that made workers die for good."""
         self._thread = threading.get_ident()
         failed: list[BaseException] = []
-        ended: list[bool] = []
 
         async def main() -> None:
             try:
                 await func()
             except Exception as exc:  # noqa: BLE001 - handed to the caller below
                 failed.append(exc)
-            ended.append(True)
+            self._ended = True
 
         self.start(main, (), "main", None)
-        while not ended and self._failure is None:
+        while not self._over():
             self._turn()
         if failed or self._failure is not None:
             raise failed[0] if failed else (self._failure or RuntimeError("unreachable"))
+
+    def _over(self) -> bool:
+        return self._ended or self._failure is not None
 
     def _turn(self) -> None:
         ready = self._ready
         while ready:
             task, error = ready.popleft()
             self._step(task, error)
+        if self._over():
+            return
         if self.on_idle is not None:
             self.on_idle()
         if not ready:
             self._wake_a_worker()
-        if not ready and self._failure is None:
+        if not ready:
             self._sleep()
 
     def _step(self, task: Task, error: BaseException | None) -> None:

@@ -1,8 +1,9 @@
 """A process that mounts `TinyVolume` through the real session, machine and operations.
 
-Run as `python -m support.tinymount MOUNTPOINT LOOP LOGFILE`. Prints "ready" when mounted. SIGTERM fails what is
-parked and ends the session, as the daemon does; an unmount from outside ends it too. While the file
-LOGFILE.window exists, the loop sleeps half a second between poll and read. Exit 0, or 1 when the loop broke.
+Run as `python -m support.tinymount MOUNTPOINT LOOP LOGFILE` in tests/. Prints "ready" when mounted. SIGTERM
+fails what is parked and ends the session, as the daemon does; an unmount from outside ends it too. While the
+file LOGFILE.window exists, the loop sleeps half a second between poll and read. Exit 0, or 1 when the
+loop broke.
 """
 
 from __future__ import annotations

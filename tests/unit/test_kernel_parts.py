@@ -1,0 +1,200 @@
+"""Parts of the kernel layer that need no mount: notifier, machine, mount table, log, stop routes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.tinyvolume import TinyVolume
+
+from fsd.host.seam import Host
+from fsd.kernel.logfile import REPEATS, WINDOW, Redacting, Throttle
+from fsd.kernel.machine import GRACE, Machine
+from fsd.kernel.mini import Scheduler
+from fsd.kernel.mountpoint import parse_mountinfo
+from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
+from fsd.kernel.options import mount_id
+from fsd.kernel.stop import MERGE, Stopper
+from fsd.model.errors import Unavailable
+from fsd.model.limits import PARKED_MAX
+from fsd.vfs.types import Invalidation, Want
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_machine(clock: Clock, io_timeout: float = 5.0) -> Machine:
+    host = replace(Host(), monotonic=clock)
+    return Machine(cast(Any, TinyVolume()), cast(Any, None), cast(Any, None), Scheduler(), host, io_timeout)
+
+
+class TestNotifier:
+    def make(self, answered: float, clock: Clock) -> Notifier:
+        return Notifier(1, lambda: answered, replace(Host(), monotonic=clock))
+
+    def test_what_was_answered_lately_is_invalidated_twice(self) -> None:
+        clock = Clock()
+        notifier = self.make(clock.now - RECENT / 2, clock)
+        one = Invalidation(5, b"name")
+        notifier.submit([one])
+        assert notifier.take(clock.now) == one
+        assert notifier.take(clock.now) is None
+        assert notifier.take(clock.now + AGAIN_AFTER + 0.001) == one
+        assert notifier.take(clock.now + 10) is None
+
+    def test_what_was_answered_long_ago_is_invalidated_once(self) -> None:
+        clock = Clock()
+        notifier = self.make(clock.now - 1, clock)
+        notifier.submit([Invalidation(5, None)])
+        assert notifier.take(clock.now) == Invalidation(5, None)
+        assert notifier.take(clock.now + 10) is None
+
+    def test_equal_ones_that_wait_are_one(self) -> None:
+        clock = Clock()
+        notifier = self.make(0, clock)
+        for _ in range(1000):
+            notifier.submit([Invalidation(5, None), Invalidation(6, b"x")])
+        taken = [notifier.take(clock.now) for _ in range(3)]
+        assert taken == [Invalidation(5, None), Invalidation(6, b"x"), None]
+
+
+class TestMachine:
+    def test_a_waiter_ends_at_its_deadline(self) -> None:
+        clock = Clock()
+        machine = make_machine(clock)
+        woken: list[object] = []
+        machine.watch(Want("never"), woken.append, within=machine.handler_timeout())
+        clock.now += 5 + GRACE - 0.1
+        machine.tick()
+        assert woken == []
+        clock.now += 0.2
+        machine.tick()
+        machine.tick()
+        assert len(woken) == 1
+        assert isinstance(woken[0], Unavailable)
+
+    def test_no_time_out_waits_for_ever(self) -> None:
+        clock = Clock()
+        machine = make_machine(clock, io_timeout=0)
+        woken: list[object] = []
+        machine.watch(Want("never"), woken.append, within=machine.handler_timeout())
+        clock.now += 1e6
+        machine.tick()
+        assert woken == []
+
+    def test_the_waiter_over_the_bound_is_refused(self) -> None:
+        machine = make_machine(Clock())
+        forgets = [machine.watch(Want("never"), lambda error: None, within=None) for _ in range(PARKED_MAX)]
+        with pytest.raises(Unavailable, match="wait for the server already"):
+            machine.watch(Want("one more"), lambda error: None, within=None)
+        # The daemon's own barrier must never be the one that is refused.
+        machine.watch(Want("barrier"), lambda error: None, within=None, bounded=False)()
+        forgets[0]()
+        machine.watch(Want("fits again"), lambda error: None, within=None)
+
+    def test_a_want_that_has_ended_wakes_at_once(self) -> None:
+        machine = make_machine(Clock())
+        want = Want("done")
+        want.end()
+        woken: list[object] = []
+        machine.watch(want, woken.append, within=1)
+        assert woken == [None]
+
+
+class TestMountTable:
+    def test_escapes_layers_and_ids(self) -> None:
+        raw = (
+            b"22 1 0:21 / /proc rw,nosuid shared:13 - proc proc rw\n"
+            b"40 1 0:44 / /mnt/with\\040space rw,relatime - fuse.fsd fsd:fs_abc:0123 rw,user_id=0\n"
+            b"41 40 0:45 / /mnt/with\\040space rw - tmpfs tmpfs rw\n"
+            b"garbage\n"
+        )
+        entries = parse_mountinfo(raw)
+        assert [entry.fstype for entry in entries] == ["proc", "fuse.fsd", "tmpfs"]
+        assert entries[1].path == Path("/mnt/with space")
+        assert entries[1].ids == ("fs_abc", "0123")
+        assert entries[1].device == "0:44"
+        assert entries[2].ids is None
+
+    def test_a_name_that_is_no_text_survives(self) -> None:
+        line = b"40 1 0:44 / /mnt/\xff\\134x rw - fuse.fsd fsd:a:b rw\n"
+        assert bytes(parse_mountinfo(line)[0].path) == b"/mnt/\xff\\x"
+
+    def test_the_mount_id_is_the_place_and_the_subtree(self) -> None:
+        one = mount_id("fs_a", b"/x", Path("/mnt/a"))
+        assert one == mount_id("fs_a", b"//x/", Path("/mnt/a"))
+        others = {
+            mount_id("fs_b", b"/x", Path("/mnt/a")),
+            mount_id("fs_a", b"/y", Path("/mnt/a")),
+            mount_id("fs_a", b"/x", Path("/mnt/b")),
+        }
+        assert len(others | {one}) == 4
+
+
+class TestLog:
+    def record(self, text: str, *args: object) -> logging.LogRecord:
+        return logging.LogRecord("fsd", logging.WARNING, __file__, 1, text, args, None)
+
+    def test_one_message_cannot_fill_a_disk(self) -> None:
+        clock = Clock()
+        throttle = Throttle(replace(Host(), monotonic=clock))
+        passed = [throttle.filter(self.record("read of %d failed", n)) for n in range(1000)]
+        assert sum(map(bool, passed)) == REPEATS
+        assert throttle.filter(self.record("something else"))
+        clock.now += WINDOW + 1
+        after = self.record("read of %d failed", 1)
+        assert throttle.filter(after)
+        assert f"[{1000 - REPEATS} more like it" in after.getMessage()
+
+    def test_tokens_are_taken_out(self) -> None:
+        text = "no answer for fsd1.eyJmcyI6ImEifQ.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        assert "AAAA" not in Redacting("%(message)s").format(self.record(text))
+
+
+class FakeNursery:
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start_soon(self, func: Any) -> None:
+        self.started.append(func.__name__)
+
+
+class TestStopRoutes:
+    """A group signal reaches supervisor and daemon; it is one stop. Two signals by one route are two."""
+
+    def stops(self, *events: tuple[str, float]) -> list[str]:
+        clock = Clock()
+
+        class Options:
+            host = replace(Host(), monotonic=clock)
+
+        class Daemon:
+            options = Options
+
+        stopper, nursery = Stopper(cast(Any, Daemon)), FakeNursery()
+        for route, later in events:
+            clock.now += later
+            stopper.stop_asked(route, cast(Any, nursery))
+        return nursery.started
+
+    def test_a_group_signal_is_one_stop(self) -> None:
+        assert self.stops(("signal", 0), ("pipe", 0.01)) == ["_graceful"]
+        assert self.stops(("pipe", 0), ("signal", 0.01)) == ["_graceful"]
+
+    def test_two_group_signals_are_two(self) -> None:
+        got = self.stops(("signal", 0), ("pipe", 0.01), ("pipe", 0.2), ("signal", 0.01))
+        assert got == ["_graceful", "_at_once"]
+
+    def test_two_signals_by_one_route_are_two_however_quick(self) -> None:
+        assert self.stops(("signal", 0), ("signal", 0.001)) == ["_graceful", "_at_once"]
+
+    def test_different_routes_far_apart_are_two(self) -> None:
+        assert self.stops(("signal", 0), ("pipe", MERGE + 0.1)) == ["_graceful", "_at_once"]
