@@ -15,6 +15,7 @@ from fsd.model.errors import (
     IntegrityError,
     NotAuthenticated,
     NotPermitted,
+    PosixError,
     SessionForked,
     SessionUnknown,
     TooLarge,
@@ -27,10 +28,10 @@ from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import operation
 from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher
-from fsd.vfs.log import ACK, CANCEL, CONTENT, OP
+from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, segment_of
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued, touched
-from fsd.vfs.records import Ack, Flown, listed, packb
+from fsd.vfs.records import Ack, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
 from fsd.vfs.types import FAST, Cache
 from fsd.wire.frame import Blob
@@ -40,6 +41,7 @@ COMMIT_TIMEOUT: Final = 60.0
 RETRY_FIRST: Final = 0.1
 RETRY_MAX: Final = 2.0
 RETRY_DENIED: Final = 15.0
+RESEND_AT_ONCE: Final = 3
 BACKLOG_OPS: Final = 2000  # so many operations are sent without waiting for their age
 
 
@@ -85,13 +87,21 @@ class Committer:
         self.forked = False
         self.resent = 0
         self.committed_ops = 0
+        self.tell: Callable[[int, FsdError], None] = lambda ino, error: None
 
     # queueing ----------------------------------------------------------------------------------------
     def add(self, op: Op) -> None:
         """Log and queue a namespace operation; what it touches shows local state until it is done."""
-        core = self.core
-        pos = core.record(OP, op.ino, 0, [packb(op)])
-        core.queue.add(Queued(op.opno, op, pos, core.now()))
+        self.enqueue(op, self.write(op))
+
+    def write(self, op: Op) -> int:
+        """Log an operation; nothing else changed if this raises `NoSpace`."""
+        return self.core.record(OP, op.ino, 0, [packb(op)])
+
+    def enqueue(self, op: Op, pos: int) -> None:
+        """Queue a logged operation, once what it makes is in memory."""
+        self.core.queue.add(Queued(op.opno, op, pos, self.core.now()))
+        self.core.stir()
         self.mark(op, 1)
 
     def mark(self, op: Op, by: int) -> None:
@@ -220,6 +230,7 @@ class Committer:
             self.resend(answer.missing)
             return
         self.core.reason = ""
+        self.resent = 0
         self.settle(answer)
 
     def resend(self, missing: tuple[bytes, ...]) -> None:
@@ -232,6 +243,9 @@ class Committer:
             # A blob this session did not make: perhaps the cache still has it.
             sources.append(known.get(digest) or Source(digest, ((1, digest, 0, 1 << 20),)))
         self.resent += 1
+        if self.resent > RESEND_AT_ONCE:
+            self.core.reason = "the server goes on missing blobs that were sent"
+            self.retry_at = self.core.now() + RETRY_MAX
         self.out = ResendJob(tuple(sources), self.core.log)
         self.core.jobs.append(self.out)
 
@@ -306,7 +320,9 @@ class Committer:
     def make_full(self, opno: int) -> None:
         """The server needs the whole block list of this content operation: log and queue it again so."""
         queued = self.core.queue.get(opno)
-        assert queued is not None and queued.flight is not None and isinstance(queued.op, Content)
+        assert queued is not None
+        assert queued.flight is not None
+        assert isinstance(queued.op, Content)
         queued.op = operation(queued.flight, queued.op.base, full=True)
         self.relog(queued)
 
@@ -319,7 +335,7 @@ class Committer:
             return
         assert isinstance(queued.op, Content)
         flight = queued.flight
-        flown = Flown(queued.op, flight.frozen, tuple(queued.sources), listed(flight.blocks))
+        flown = Flown(queued.op, flight.frozen, tuple(queued.sources))
         core.record(CONTENT, flight.ino, 0, [packb(flown)])
 
     def done(self, queued: Queued, outcome: Outcome | None, seq: int) -> bool:
@@ -357,12 +373,16 @@ class Committer:
             node.cseq = seq
         if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
             content.cseq = node.cseq = seq  # it is a file of its own now
-        if not content.unclean:
+        if node.gone:
+            if not content.flights:
+                core.dirty.pop(node.ino, None)
+        elif not content.unclean:
             core.dirty.pop(node.ino, None)
-            if node.gone and not node.handles:
-                core.forget_if_unused(node)
-        elif not node.gone:
+        elif content.first is None or segment_of(content.first) < segment_of(core.log.tail):
+            # What its first record says follows from the records since; said again, they can be freed.
             self.flusher.log_base(node, content)
+        node.settle()
+        core.forget_if_unused(node)
 
     def differs(self, op: Op, outcome: Outcome) -> bool:
         """An outcome other than applied: the names and inodes in it are asked for again."""
@@ -371,6 +391,7 @@ class Committer:
             core.conflicts += 1
         else:
             core.refused += 1
+            self.tell(op.ino, PosixError(outcome.errno, f"the server refused it ({outcome.reason})"))
         switch = False
         if outcome.status == CONFLICT and outcome.ino and outcome.ino != core.wire.out(op.ino):
             switch = self.becomes(op, outcome)

@@ -68,6 +68,7 @@ class Content:
         "limits",
         "since",
         "window",
+        "window_bytes",
         "writers",
     )
 
@@ -84,6 +85,7 @@ class Content:
         self.first: int | None = None  # oldest log position still needed
         self.since = 0.0  # when the oldest change not in a flight was made (monotonic)
         self.window = False  # there are changes since the last freeze
+        self.window_bytes = 0
         self.append_from: int | None = None
         self.hold = False  # truncated and still open for writing: an empty file is not to be published
         self.writers = 0
@@ -112,6 +114,7 @@ class Content:
         elif not append:
             self.append_from = None
         self.extents.put(start, end, pos)
+        self.window_bytes += end - start
         self.changed = pos
 
     def cut(self, size: int, pos: int, now: float) -> None:
@@ -119,6 +122,8 @@ class Content:
         if not self.window:
             self._open_window(now)
         self.append_from = None
+        if size == 0:
+            self.base = {}  # nothing of it is shown again; the flight will carry the whole list
         self.extents.cut(size)
         while self.limits and self.limits[-1][1] >= size and self.limits[-1][0] >= self.frozen:
             self.limits.pop()
@@ -150,21 +155,9 @@ class Content:
         self.flights.append(flight)
         self.frozen = tail
         self.window = False
+        self.window_bytes = 0
         self.append_from = None
         return flight
-
-    def thaw(self, flight: Flight) -> None:
-        """Give up a flight that has no number yet (always the last): its changes count as not frozen."""
-        self.flights.remove(flight)
-        flight.state = DEAD
-        self.frozen = self.flights[-1].frozen if self.flights else self.acked
-        if not self.window:
-            self.append_from = flight.appended_from
-        elif flight.appended_from is None or self.append_from is None:
-            self.append_from = None
-        else:
-            self.append_from = flight.appended_from
-        self.window = True
 
     def startable(self, flight: Flight) -> bool:
         """Whether every earlier flight has its block list."""
@@ -245,7 +238,7 @@ class Content:
 def operation(flight: Flight, base: int, *, full: bool | None = None) -> ContentOp:
     """The content operation of a made flight. `full` None: as the size says."""
     if full is None:
-        full = flight.size <= FULL_LIST_BLOCKS * BLOCK
+        full = flight.size <= FULL_LIST_BLOCKS * BLOCK or flight.limit == 0
     if full:
         rows = tuple((i, encode(parts)) for i, parts in sorted(flight.blocks.items()) if parts)
     else:

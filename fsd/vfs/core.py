@@ -30,6 +30,8 @@ class CommitWant:
     want: Want
     opno: int
     flights: set[int] = field(default_factory=set)
+    ino: int = 0  # the file it is about; 0: everything
+    fh: int = 0
 
 
 class Core:
@@ -60,6 +62,7 @@ class Core:
         self.orphans: dict[int, None] = {}  # no name left, still open
         self.reason = ""  # why the last attempt to send failed
         self.recovering = False
+        self.age_at: float | None = None  # when what changed since the last age flush is old enough
         self.conflicts = 0
         self.refused = 0
         self.asking = 0  # namespace questions on their way
@@ -76,6 +79,11 @@ class Core:
     def stamp(self) -> int:
         """The time a change is stamped with, ns."""
         return self.host.wall_ns()
+
+    def stir(self) -> None:
+        """Something changed: flush it when it is old enough."""
+        if self.age_at is None:
+            self.age_at = self.host.monotonic() + self.options.flush_age
 
     def new_ino(self) -> int:
         self.counter += 1
@@ -162,10 +170,12 @@ class Core:
             self.wants.append(want)
         return want
 
-    def commit_want(self, what: str, flights: list[Flight], *, limited: bool = True) -> Want:
+    def commit_want(
+        self, what: str, flights: list[Flight], *, limited: bool = True, ino: int = 0, fh: int = 0
+    ) -> Want:
         """Ends when all operations so far and the flights are committed."""
         want = self.want(what, limited=limited)
-        waiting = CommitWant(want, self.next_op - 1)
+        waiting = CommitWant(want, self.next_op - 1, ino=ino, fh=fh)
         for flight in flights:
             if flight.opno:
                 waiting.opno = max(waiting.opno, flight.opno)
@@ -223,7 +233,7 @@ class Core:
             if want.finished:
                 continue
             if want.deadline is not None and want.deadline <= now:
-                want.end(timed_out(want.what))
+                want.end(want.late or timed_out(want.what))
             else:
                 left.append(want)
         self.wants = left

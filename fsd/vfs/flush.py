@@ -14,12 +14,12 @@ from typing import Final
 from fsd.model.errors import FsdError
 from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
 from fsd.vfs.build import BlockTask, BuildJob, Built, build
-from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation
+from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
 from fsd.vfs.log import BASE, CONTENT, RESERVED
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
-from fsd.vfs.records import Base, Flown, listed, packb
+from fsd.vfs.records import Base, Flown, packb
 
 JOBS_MAX: Final = 3  # build jobs out at once: loads must not queue behind a big flush
 JOB_BYTES: Final = 8 * MIB
@@ -57,11 +57,24 @@ class Flusher:
                 self.log_base(node, content)
         if not content.unclean and not node.gone:
             self.core.dirty[node.ino] = None
+        self.core.stir()
         return content
 
     def log_base(self, node: Inode, content: Content) -> None:
-        blocks = listed(content.base) if content.base is not None else None
-        base = Base(content.cseq, content.base_size, node.mtime, node.ctime, content.acked, blocks)
+        parent, name = node.where if node.where is not None else (0, b"")
+        base = Base(
+            content.cseq,
+            content.base_size,
+            node.mtime,
+            node.ctime,
+            content.acked,
+            parent,
+            name,
+            node.mode,
+            node.uid,
+            node.gid,
+            tuple(part_rows(content.base or {})),
+        )
         content.first = self.core.record(BASE, node.ino, 0, [packb(base)])
 
     def retime(self, node: Inode) -> None:
@@ -225,7 +238,7 @@ class Flusher:
         if not flight.opno:
             flight.opno = core.take_opno()
         op = operation(flight, content.cseq)
-        flown = Flown(op, flight.frozen, tuple(flight.sources), listed(flight.blocks))
+        flown = Flown(op, flight.frozen, tuple(flight.sources))
         core.record(CONTENT, flight.ino, 0, [packb(flown)])
         if reserved is None:
             first = content.first if content.first is not None else core.log.tail
@@ -245,8 +258,11 @@ class Flusher:
         """Whether a file that is being written should begin to be sent without waiting for its age."""
         content = node.content
         assert content is not None
-        unsent = content.extents.total - sum(run.end - run.start for f in content.flights for run in f.runs)
-        return unsent >= FLUSH_BYTES and not content.hold and all(f.state == READY for f in content.flights)
+        return (
+            content.window_bytes >= FLUSH_BYTES
+            and not content.hold
+            and all(f.state == READY for f in content.flights)
+        )
 
     def start_round(self, now: float, *, everything: bool) -> None:
         """Freeze what is due, and commit when it is made (or after a while all the same)."""
@@ -261,6 +277,8 @@ class Flusher:
             if all(f.state == READY for f in content.flights):
                 self.freeze(node)
             keys.update(f.key for f in content.flights if f.state != READY)
+            if content.window and not content.hold:
+                self.core.stir()
         self.round = keys
         self.round_until = now + self.core.options.flush_age
 
@@ -271,3 +289,9 @@ class Flusher:
         self.round_until = None
         self.round = set()
         return True
+
+    def wake(self, now: float) -> None:
+        """The retry's time has come."""
+        if self.retry_at is not None and self.retry_at <= now:
+            self.retry_at = None
+        self.pump()

@@ -9,6 +9,7 @@ from typing import Any
 
 from fsd.model.attrs import Attr
 from fsd.model.blocks import decode as decode_parts
+from fsd.model.blocks import encode as encode_parts
 from fsd.model.errors import PosixError
 from fsd.model.limits import BLOCK
 from fsd.vfs.content import Content
@@ -117,6 +118,16 @@ class Inode:
             base = {0: decode_parts(self.parts)} if self.parts is not None else {}
         return Content(base, self.size, self.cseq)
 
+    def settle(self) -> None:
+        """Nobody has it open and nothing is pending: keep of its content only what the inode row holds."""
+        content = self.content
+        if content is None or self.handles or content.unclean:
+            return
+        if content.base is not None:
+            self.parts = encode_parts(content.base.get(0, ()))
+        self.cseq = content.cseq
+        self.content = None
+
     @property
     def is_dir(self) -> bool:
         return stat.S_ISDIR(self.mode)
@@ -184,6 +195,8 @@ class Nodes:
             node.names_pending[name] = count
         else:
             node.names_pending.pop(name, None)
+            if node.complete and node.entries.get(name, 0) is None:
+                del node.entries[name]  # absence needs no mark in a complete directory
 
     def path(self, ino: int, root: int) -> bytes:
         """One path of the inode below the mount's root, as well as it is known; for messages."""

@@ -2,13 +2,74 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+from fsd.host.files import lock_directory
 from fsd.host.seam import Host
-from fsd.remote.api import Remote
+from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import NotFound, UsageError
+from fsd.model.names import split_path
+from fsd.remote.api import Remote, SessionStart
+from fsd.vfs.commit import session_info
+from fsd.vfs.core import Core
+from fsd.vfs.log import Log
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
+from fsd.wire.messages import ATTRS, PATH
+
+OPEN_TIMEOUT = 30.0
 
 
 def open_volume(options: VolumeOptions, host: Host, remote: Remote, cache: Cache) -> Volume:
     """Blocks (network, disk). Raises `Busy` when the state is in use, `NotDrained` or what the server said
     when an earlier run's changes cannot be sent; they stay."""
-    raise NotImplementedError
+    options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = lock_directory(options.state_dir, "the state directory")
+    try:
+        return _start(options, host, remote, lock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int) -> Volume:
+    core = Core(options, host, Log.create(options.state_dir, host))
+    started: SessionStart = remote.start_session(session_info(core))
+    core.session, core.ticket, core.seq = started.session, started.ticket, started.seq
+    _find_root(core, remote)
+    core.log.rotate(core.state())
+    core.log.sync()
+    volume = Volume(core, lock)
+    volume.previous = _previous(started)
+    return volume
+
+
+def _find_root(core: Core, remote: Remote) -> None:
+    """Have the root of the mount in memory."""
+    names = split_path(core.options.remote_path)
+    if names:
+        seq, answers = remote.ask([(PATH, tuple(names))], OPEN_TIMEOUT)
+        entry: Any = answers[0][-1]
+        if entry is None:
+            raise NotFound(f"no directory {core.options.remote_path!r} in the filesystem")
+        attr = entry.attr
+    else:
+        seq, answers = remote.ask([(ATTRS, (ROOT_INO,))], OPEN_TIMEOUT)
+        attr = answers[0][0]
+    if not attr.is_dir:
+        raise UsageError(f"{core.options.remote_path!r} is not a directory")
+    core.root_ino = attr.ino
+    root = core.nodes.install(attr, seq, core.now())
+    root.lookups = 1  # the kernel never forgets it
+
+
+def _previous(started: SessionStart) -> dict[str, object] | None:
+    before = started.previous
+    if before is None:
+        return None
+    return {
+        "ended": before.ended,
+        "last_commit_at": before.last_commit_at,
+        "pending_at_last_report": before.pending_at_last_report,
+    }

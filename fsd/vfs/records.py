@@ -6,12 +6,14 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from fsd.model.blocks import clip
 from fsd.model.blocks import decode as decode_parts
 from fsd.model.errors import FormatTooNew, IntegrityError, UsageError
+from fsd.model.limits import BLOCK
 from fsd.model.ops import Content as ContentOp
 from fsd.model.ops import Op, Outcome, decode_one
 from fsd.vfs.build import Source
-from fsd.vfs.content import Blocks, part_rows
+from fsd.vfs.content import Blocks
 
 FORMAT: Final = 1
 
@@ -38,7 +40,8 @@ class State(NamedTuple):
 class Base(NamedTuple):
     """What the server had when a file's changes began, or when a flight of it landed and more was left.
 
-    `frozen`: changes before this log position are in it. `blocks` None: too many to write down.
+    `frozen`: changes before this log position are in it. `parent`, `name`: where it was, as far as known.
+    `blocks` is the complete block list.
     """
 
     cseq: int
@@ -46,17 +49,32 @@ class Base(NamedTuple):
     mtime: int
     ctime: int
     frozen: int
-    blocks: tuple[tuple[int, bytes | None], ...] | None
+    parent: int
+    name: bytes
+    mode: int
+    uid: int
+    gid: int
+    blocks: tuple[tuple[int, bytes | None], ...]
 
 
 class Flown(NamedTuple):
     """A content operation as it will be sent, however often. `frozen`: it covers changes before this log
-    position. `blocks` is the complete new list (None: too many)."""
+    position. Its block list is what it names, on the list before it where it is not full."""
 
     op: ContentOp
     frozen: int
     sources: tuple[Source, ...]
-    blocks: tuple[tuple[int, bytes | None], ...] | None
+
+
+class Reserved(NamedTuple):
+    """An operation number kept for a file's content as it was at log position `frozen`."""
+
+    opno: int
+    frozen: int
+    size: int
+    mtime: int
+    ctime: int
+    appended_from: int | None
 
 
 class Ack(NamedTuple):
@@ -68,21 +86,33 @@ class Ack(NamedTuple):
     outcomes: tuple[Outcome, ...]
 
 
-BASE_BLOCKS_MAX: Final = 4096
-
-
 def packb(value: object) -> bytes:
     raw: bytes = msgpack.packb(value, use_bin_type=True)
     return raw
 
 
-def listed(blocks: Blocks) -> tuple[tuple[int, bytes | None], ...] | None:
-    """A block list for a record; None above BASE_BLOCKS_MAX."""
-    return tuple(part_rows(blocks)) if len(blocks) <= BASE_BLOCKS_MAX else None
+def blocks_of(rows: tuple[tuple[int, bytes | None], ...]) -> Blocks:
+    """A complete block list from a record or a full operation."""
+    return {index: decode_parts(raw) for index, raw in rows if raw is not None}
 
 
-def blocks_of(rows: tuple[tuple[int, bytes | None], ...] | None) -> Blocks | None:
-    return None if rows is None else {index: decode_parts(raw) for index, raw in rows}
+def result_of(before: Blocks, op: ContentOp) -> Blocks:
+    """The block list a content operation leads to."""
+    if op.full:
+        return blocks_of(op.blocks)
+    after: Blocks = {}
+    for index, parts in before.items():
+        room = op.size - index * BLOCK
+        kept = clip(parts, room) if room > 0 else ()
+        if kept:
+            after[index] = kept
+    for index, raw in op.blocks:
+        parts = decode_parts(raw)
+        if parts:
+            after[index] = parts
+        else:
+            after.pop(index, None)
+    return after
 
 
 def _load(raw: bytes) -> Any:
@@ -116,11 +146,15 @@ def read_base(raw: bytes) -> Base:
 
 
 def read_flown(raw: bytes) -> Flown:
-    op, frozen, sources, blocks = _load(raw)
+    op, frozen, sources = _load(raw)
     content = _op(op)
     if not isinstance(content, ContentOp):
         raise IntegrityError("a content record holds another operation")
-    return Flown(content, frozen, tuple(Source._make(s) for s in sources), blocks)
+    return Flown(content, frozen, tuple(Source._make(s) for s in sources))
+
+
+def read_reserved(raw: bytes) -> Reserved:
+    return Reserved._make(_load(raw))
 
 
 def read_ack(raw: bytes) -> Ack:

@@ -65,6 +65,7 @@ class Want:
     finished: bool = False
     error: FsdError | None = None
     result: object = None
+    late: FsdError | None = None  # what it ends with at its deadline, if not `Unavailable`
 
     def end(self, error: FsdError | None = None) -> None:
         """Finish it. A second end changes nothing."""

@@ -1,181 +1,199 @@
 """`Volume`: the client's state machine (docs: DESIGN.md beside this file).
 
 All methods run on one thread, never block on the network, and either return, raise an `FsdError` (its
-`.errno` is the answer), or raise `Park`.
+`.errno` is the answer), or raise `Park`. The namespace calls are in `names`, the file calls in `files`; here
+is the machine around them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from typing import Any
 
-from fsd.vfs.node import Inode
+from fsd.model.errors import FsdError, InternalError
+from fsd.vfs.build import BuildJob, ResendJob
+from fsd.vfs.commit import CommitJob, Committer, SessionJob
+from fsd.vfs.core import Core
+from fsd.vfs.feed import Feed
+from fsd.vfs.files import FileCalls
+from fsd.vfs.loads import AskJob, BlobJob, Loader
+from fsd.vfs.refused import SalvageJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
 from fsd.wire.messages import FeedPage
 
 
-class Volume:
-    """See the module. Node numbers are the volume's own; `root_ino` is the mount's root."""
+class Volume(FileCalls):
+    """See the module. Node numbers are the volume's own; `root_ino` is the mount's root. Made by
+    `fsd.vfs.open.open_volume`, which gives it a core with its root in memory."""
 
-    root_ino: int
-    session: int
-    feed_seq: int  # continue the change feed behind this seq
+    def __init__(self, core: Core, lock: int | None = None) -> None:
+        committer = Committer(core, self._counts)
+        super().__init__(core, committer, Loader(core))
+        committer.tell = self.tell
+        self.feed = Feed(core)
+        self.lock = lock
+        self.limit_at = 0.0
+        self.previous: dict[str, object] | None = None
 
-    # names -------------------------------------------------------------------------------------------
-    def lookup(self, parent: int, name: bytes) -> Inode | None:
-        """The inode `name` means, None if there is none. Counts one kernel lookup when found."""
-        raise NotImplementedError
+    @property
+    def root_ino(self) -> int:
+        return self.core.root_ino
 
-    def node(self, ino: int) -> Inode:
-        """The inode in memory, whatever its state (ESTALE if there is none). Never parks."""
-        raise NotImplementedError
+    @property
+    def session(self) -> int:
+        """The mount session operations go under now."""
+        return self.core.session
 
-    def getattr(self, ino: int) -> Inode:
-        raise NotImplementedError
+    @property
+    def feed_seq(self) -> int:
+        """Continue the change feed behind this seq."""
+        return self.feed.seq
 
-    def setattr(
-        self,
-        ino: int,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        size: int | None = None,
-        atime: int | None = None,
-        mtime: int | None = None,
-    ) -> Inode:
-        """Change attributes; `mode` holds permission bits. `size` truncates."""
-        raise NotImplementedError
-
-    def readlink(self, ino: int) -> bytes:
-        raise NotImplementedError
-
-    def create(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
-    ) -> tuple[Inode, int]:
-        """Make and open a regular file (counts one lookup). `mode` comes with the umask applied."""
-        raise NotImplementedError
-
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, uid: int, gid: int) -> Inode:
-        raise NotImplementedError
-
-    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Inode:
-        raise NotImplementedError
-
-    def symlink(self, parent: int, name: bytes, target: bytes, uid: int, gid: int) -> Inode:
-        raise NotImplementedError
-
-    def link(self, ino: int, parent: int, name: bytes) -> Inode:
-        raise NotImplementedError
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        raise NotImplementedError
-
-    def rmdir(self, parent: int, name: bytes) -> None:
-        raise NotImplementedError
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
-        raise NotImplementedError
-
-    # files -------------------------------------------------------------------------------------------
-    def open(self, ino: int, flags: int) -> int:
-        """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered."""
-        raise NotImplementedError
-
-    def read(self, fh: int, offset: int, size: int) -> bytes:
-        raise NotImplementedError
-
-    def write(self, fh: int, offset: int, data: bytes) -> int:
-        """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed."""
-        raise NotImplementedError
-
-    def flush(self, fh: int) -> None:
-        raise NotImplementedError
-
-    def fsync(self, fh: int, datasync: bool) -> None:
-        raise NotImplementedError
-
-    def release(self, fh: int) -> None:
-        raise NotImplementedError
-
-    def opendir(self, ino: int) -> int:
-        raise NotImplementedError
-
-    def readdir(self, fh: int, cookie: int, limit: int = 1000) -> list[tuple[bytes, Inode, int]]:
-        """Entries behind `cookie` (0: from the start), without '.' and '..': (name, inode, next cookie).
-        Counts no lookups: call `ref` for each one given to the kernel with attributes."""
-        raise NotImplementedError
-
-    def releasedir(self, fh: int) -> None:
-        raise NotImplementedError
-
-    def fsyncdir(self, fh: int) -> None:
-        raise NotImplementedError
-
-    def ref(self, ino: int) -> None:
-        """Count one kernel lookup (an entry answered by readdirplus)."""
-        raise NotImplementedError
-
-    def forget(self, ino: int, nlookup: int) -> None:
-        raise NotImplementedError
-
-    # extended attributes -----------------------------------------------------------------------------
-    def getxattr(self, ino: int, name: bytes) -> bytes:
-        raise NotImplementedError
-
-    def setxattr(self, ino: int, name: bytes, value: bytes) -> None:
-        raise NotImplementedError
-
-    def listxattr(self, ino: int) -> Sequence[bytes]:
-        raise NotImplementedError
-
-    def removexattr(self, ino: int, name: bytes) -> None:
-        raise NotImplementedError
-
-    def statfs(self) -> dict[str, int]:
-        """f_bsize, f_frsize, f_blocks, f_bfree, f_bavail, f_files, f_ffree, f_favail, f_namemax."""
-        raise NotImplementedError
-
-    # the machine around it ---------------------------------------------------------------------------
+    # jobs --------------------------------------------------------------------------------------------
     def jobs(self) -> list[Job]:
         """Work to hand to other threads now. Ask again after every call and every `finish` and `tick`."""
-        raise NotImplementedError
+        if self.loader.waiting or self.loader.blob_queue:
+            self.loader.pump()
+        found = list(self.core.jobs)
+        self.core.jobs.clear()
+        return found
 
     def finish(self, job: Job, result: object) -> None:
         """What `job.run` returned, or the exception it raised."""
-        raise NotImplementedError
+        answer: Any = result
+        if isinstance(result, BaseException) and not isinstance(result, FsdError):
+            answer = InternalError(f"{type(job).__name__} failed: {type(result).__name__}: {result}")
+            answer.__cause__ = result
+        if isinstance(job, BuildJob):
+            self.flusher.finish(job, answer)
+        elif isinstance(job, AskJob):
+            self.loader.finish_ask(job, answer)
+        elif isinstance(job, BlobJob):
+            self.loader.finish_blobs(job, answer)
+        else:
+            assert isinstance(job, CommitJob | SessionJob | ResendJob | SalvageJob)
+            self.committer.finish(job, answer)
+        self._advance(self.core.now())
+
+    def _advance(self, now: float) -> None:
+        """What follows when something ended or time passed."""
+        if self.flusher.round_over(now):
+            self.committer.urgent = self.core.next_op - 1
+        self.committer.kick()
+        self.freed()
 
     def done(self, want: Want) -> bool:
-        raise NotImplementedError
+        """Whether `want` ended. Raises the error it ended with."""
+        if want.finished and want.error is not None:
+            raise want.error
+        return want.finished
 
+    # time --------------------------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Flush by age, retry, end what waited too long. `now` is `host.monotonic()`."""
-        raise NotImplementedError
+        core = self.core
+        core.expire(now)
+        if now >= self.limit_at:
+            self.limit_at = now + 1.0
+            self.limit = core.capacity()
+        if core.age_at is not None and core.age_at <= now and self.flusher.round_until is None:
+            core.age_at = None
+            self.flusher.start_round(now, everything=False)
+        self.flusher.wake(now)
+        self.loader.wake(now)
+        self.committer.wake(now)
+        self._advance(now)
 
     def next_deadline(self) -> float | None:
-        raise NotImplementedError
+        """When to call `tick` next at the latest (monotonic); None: only after something happens."""
+        times = [self.flusher.retry_at, self.loader.retry_at, self.committer.retry_at]
+        times.append(self.flusher.round_until if self.flusher.round_until is not None else self.core.age_at)
+        times.extend(want.deadline for want in self.core.wants if not want.finished)
+        return min((time for time in times if time is not None), default=None)
 
+    # the feed ----------------------------------------------------------------------------------------
     def apply_feed(self, page: FeedPage) -> list[Invalidation]:
-        raise NotImplementedError
+        return self.feed.apply(page)
 
     def take_invalidations(self) -> list[Invalidation]:
         """What else the kernel has to forget (conflicts and refusals told by a commit's answer). Ask after
         every `finish` and `tick`."""
-        raise NotImplementedError
+        found, self.core.invalidations = self.core.invalidations, []
+        return found
 
     def feed_silent(self, silent: bool) -> None:
         """While silent, cached state is asked for again before use."""
-        raise NotImplementedError
+        self.silent = silent
 
+    # barrier and state -------------------------------------------------------------------------------
     def barrier(self) -> Want:
         """Ends when everything done up to now is committed, or with the error that prevents it."""
-        raise NotImplementedError
+        flights = []
+        for ino in list(self.core.dirty):
+            node = self.core.nodes.by_ino.get(ino)
+            if node is not None and not node.gone:
+                node.file().hold = False
+                flights += self.flusher.freeze(node)
+        want = self.core.commit_want("barrier", flights, limited=False)
+        self.committer.kick()
+        return want
+
+    def _dirty_files(self) -> list[int]:
+        return [ino for ino in self.core.dirty if not self.core.nodes.get(ino).gone]
+
+    def _counts(self) -> tuple[int, int, int]:
+        total = 0
+        files = self._dirty_files()
+        for ino in files:
+            content = self.core.nodes.get(ino).content
+            total += content.extents.total if content is not None else 0
+        return len(self.core.queue) - len(self.core.queue.sent), len(files), total
 
     def pending(self) -> Pending:
-        raise NotImplementedError
+        """What only this machine holds, with what the server refused."""
+        core = self.core
+        _, files, size = self._counts()
+        head = core.queue.head()
+        since = [head.at] if head is not None else []
+        path = b""
+        for ino in self._dirty_files():
+            node = core.nodes.get(ino)
+            if node.content is not None and node.content.window:
+                since.append(node.content.since)
+            path = path or core.nodes.path(ino, core.root_ino)
+        if not path and head is not None and head.op is not None:
+            path = core.nodes.path(head.op.ino, core.root_ino)
+        reason = core.reason if head is not None or files else ""
+        if core.refused:
+            reason = reason or f"the server refused {core.refused} operations (fsd recover)"
+        oldest = max(0.0, core.now() - min(since)) if since else 0.0
+        return Pending(len(core.queue) + core.refused, files, size, oldest, path, reason)
 
     def status(self) -> dict[str, object]:
-        raise NotImplementedError
+        core = self.core
+        pending = self.pending()
+        return {
+            "mount_session_id": core.session,
+            "fs_seq": core.seq,
+            "pending": {
+                "operations": pending.operations,
+                "files": pending.files,
+                "bytes": pending.bytes,
+            },
+            "oldest_pending_s": round(pending.oldest_s, 3),
+            "first_pending_path": pending.first_path.decode("utf-8", "backslashreplace"),
+            "reason": pending.reason,
+            "conflicts": core.conflicts,
+            "refused": core.refused,
+            "inodes": len(core.nodes.by_ino),
+            "log_bytes": core.log.used,
+            "committed_operations": self.committer.committed_ops,
+            "previous_session": self.previous,
+        }
 
     def close(self) -> None:
-        """Close the log. What is pending stays in it."""
-        raise NotImplementedError
+        """Close the log and the lock. What is pending stays in the log."""
+        self.core.log.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None

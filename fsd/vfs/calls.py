@@ -1,0 +1,167 @@
+"""What the namespace calls and the file calls share: finding nodes, handles, room in the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+from fsd.model.errors import FsdError, NoSpace, PosixError
+from fsd.model.ops import Op
+from fsd.vfs.commit import Committer
+from fsd.vfs.core import Core
+from fsd.vfs.loads import Loader
+from fsd.vfs.log import DROP
+from fsd.vfs.node import Inode
+from fsd.vfs.types import Park, Want
+
+FLUSH_AT: Final = 0.75  # of the buffer: flush without waiting for age
+SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is silent
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """An open file or directory. `error` is told once, by the next fsync or flush."""
+
+    fh: int
+    node: Inode
+    flags: int
+    error: FsdError | None = None
+    listing: list[tuple[bytes, int]] = field(default_factory=list)
+    next_read: int = 0
+
+    @property
+    def writable(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+class Calls:
+    """State of the calls. One thread."""
+
+    def __init__(self, core: Core, committer: Committer, loader: Loader) -> None:
+        self.core = core
+        self.committer = committer
+        self.flusher = committer.flusher
+        self.loader = loader
+        self.handles: dict[int, Handle] = {}
+        self.last_fh = 0
+        self.silent = False
+        self.space_wants: list[Want] = []
+        self.limit = core.capacity()
+
+    # nodes -------------------------------------------------------------------------------------------
+    def current(self, node: Inode) -> Inode:
+        """`node` with attributes that may be shown; parks when they have to be asked for."""
+        if node.busy or node.gone:
+            return node
+        if node.stale or (self.silent and self.core.now() - node.checked > SILENT_FRESH):
+            others = [n for n in self.core.nodes.by_ino.values() if n.stale and not n.busy and not n.gone]
+            raise Park(self.loader.attrs([node, *(n for n in others[:255] if n is not node)]))
+        return node
+
+    def child(self, parent: Inode, name: bytes) -> Inode | None:
+        """What `name` means in a directory, None for nothing; parks when that is not known."""
+        if name in parent.names_stale and name not in parent.names_pending:
+            raise Park(self.loader.name(parent, name))
+        ino = parent.entries.get(name, 0)
+        if ino is None or (ino == 0 and parent.complete):
+            return None
+        node = self.core.nodes.by_ino.get(ino)
+        if node is None:
+            raise Park(self.loader.name(parent, name))
+        return node
+
+    def must_be_writable(self) -> None:
+        if self.core.options.read_only:
+            raise PosixError(errno.EROFS, "mounted read-only")
+
+    def handle(self, fh: int) -> Handle:
+        found = self.handles.get(fh)
+        if found is None:
+            raise PosixError(errno.EBADF, "no such handle")
+        return found
+
+    def new_handle(self, node: Inode, flags: int) -> int:
+        self.last_fh += 1
+        node.handles += 1
+        self.handles[self.last_fh] = Handle(self.last_fh, node, flags)
+        return self.last_fh
+
+    # changes -----------------------------------------------------------------------------------------
+    def room(self, length: int) -> None:
+        """Let a change of `length` bytes into the log, or park until there is room for it."""
+        used = self.core.log.used
+        if used + length <= self.limit * FLUSH_AT:
+            return
+        if self.flusher.round_until is None:
+            self.flusher.start_round(self.core.now(), everything=used + length > self.limit)
+        if used + length > self.limit:
+            raise Park(self.space_want())
+
+    def space_want(self) -> Want:
+        """Ends when log space was freed; with ENOSPC when that takes too long."""
+        want = self.core.want("room in the local log")
+        want.late = NoSpace(
+            f"the log under {self.core.options.state_dir} is full and cannot be sent",
+            hint="restore the connection, free disk space there, or raise --buffer-size",
+        )
+        self.space_wants.append(want)
+        return want
+
+    def freed(self) -> None:
+        """Log space may have been freed: let those who wait try again."""
+        if self.space_wants and self.core.log.used <= self.limit:
+            for want in self.space_wants:
+                want.end()
+            self.space_wants = []
+
+    def do(self, op: Op) -> None:
+        """Log and queue an operation on inodes that are in memory."""
+        self.committer.add(op)
+
+    def touch_parent(self, parent: Inode, time: int, links: int = 0) -> None:
+        parent.mtime = parent.ctime = time
+        parent.nlink += links
+        parent.stamp += 1
+
+    def changed(self, node: Inode, time: int) -> None:
+        """Its ctime moves; flights that have no number yet carry the new times."""
+        node.ctime = time
+        node.stamp += 1
+        self.flusher.retime(node)
+
+    def lose_name(self, node: Inode, time: int) -> None:
+        """One name less; with the last one its changes are nobody's but its open handles'."""
+        node.nlink = 0 if node.is_dir else node.nlink - 1
+        self.changed(node, time)
+        if node.nlink > 0:
+            return
+        node.gone = True
+        if node.content is not None and (node.content.unclean or node.handles):
+            self.core.record(DROP, node.ino, 0, [])
+        self.flusher.drop(node)
+        if node.handles:
+            self.core.orphans[node.ino] = None
+        else:
+            self.core.forget_if_unused(node)
+
+    def hold_content(self, node: Inode) -> None:
+        """Before the last name of an open file goes: everything needed to go on without the server's row."""
+        if node.nlink <= 1 and node.handles and node.is_file and node.file().base is None:
+            raise Park(self.loader.block_list(node))
+
+    def base_of(self, node: Inode) -> int:
+        """The content seq a removal is based on."""
+        return node.content.cseq if node.content is not None else node.cseq
+
+    def tell(self, ino: int, error: FsdError) -> None:
+        """A flush of the file failed for good: every open handle is told once."""
+        for handle in self.handles.values():
+            if handle.node.ino != ino:
+                continue
+            waiting = [w for w in self.core.commit_wants if w.fh == handle.fh and not w.want.finished]
+            for one in waiting:
+                one.want.end(error)
+            if not waiting:
+                handle.error = error

@@ -1,0 +1,67 @@
+"""What other mounts and direct commands changed: mark it stale, tell the kernel to forget it."""
+
+from __future__ import annotations
+
+from fsd.vfs.core import Core
+from fsd.vfs.types import Invalidation
+from fsd.wire.messages import Change, FeedPage
+
+
+class Feed:
+    """Applies pages of the change feed. One thread."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.seq = core.seq
+
+    def apply(self, page: FeedPage) -> list[Invalidation]:
+        """Mark what changed; returns what the kernel has to forget. Own changes are known already."""
+        core = self.core
+        core.seq = max(core.seq, page.head)
+        if page.reset:
+            self.seq = page.head
+            return self._forget_everything(page.head)
+        found: list[Invalidation] = []
+        for change in page.changes:
+            if change.session != core.session:
+                self._foreign(change, found)
+            self.seq = max(self.seq, change.seq)
+        return found
+
+    def _foreign(self, change: Change, found: list[Invalidation]) -> None:
+        core = self.core
+        inos = tuple(core.local(ino) for ino in change.inodes)
+        names = tuple((core.local(parent), name) for parent, name in change.names)
+        if core.asking:
+            core.meanwhile.append((change.seq, names, inos, False))
+        for ino in inos:
+            node = core.nodes.by_ino.get(ino)
+            if node is not None and node.seen < change.seq:
+                node.stale = True
+                found.append(Invalidation(ino, None))
+        for parent, name in names:
+            node = core.nodes.by_ino.get(parent)
+            if node is not None and (node.complete or name in node.entries):
+                node.names_stale.add(name)
+                found.append(Invalidation(parent, name))
+
+    def _forget_everything(self, head: int) -> list[Invalidation]:
+        """The feed no longer reaches back to what this mount knows: everything is asked for again."""
+        core = self.core
+        found: list[Invalidation] = []
+        for node in core.nodes.by_ino.values():
+            if node.busy and not node.is_dir:
+                continue
+            node.stale = True
+            if node.lookups:
+                found.append(Invalidation(node.ino, None))
+            if node.is_dir and not node.gone:
+                found.extend(Invalidation(node.ino, name) for name in node.entries)
+                node.names_stale.update(node.entries)
+                # A directory made here and not yet committed is known whole.
+                node.complete = node.complete and node.born == 0
+        if core.asking:
+            inos = tuple(core.nodes.by_ino)
+            names = tuple((n.ino, name) for n in core.nodes.by_ino.values() for name in n.entries)
+            core.meanwhile.append((head, names, inos, False))
+        return found

@@ -1,0 +1,281 @@
+"""The file calls: open, read, write, truncate, fsync, close."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from typing import Final
+
+from fsd.model.blocks import Parts, pieces
+from fsd.model.errors import NoSpace, PosixError
+from fsd.model.limits import BLOCK, FILE_MAX
+from fsd.vfs.calls import Handle
+from fsd.vfs.content import Content, Flight
+from fsd.vfs.loads import READ_AHEAD
+from fsd.vfs.log import TRUNC, WRITE
+from fsd.vfs.names import NameCalls
+from fsd.vfs.node import Inode
+from fsd.vfs.types import Park, Want
+
+TIME: Final = struct.Struct(">QB")  # time of the change, 1 for an append
+SYNC_FLAGS: Final = os.O_SYNC | os.O_DSYNC
+
+
+class FileCalls(NameCalls):
+    """See the module."""
+
+    # opening -----------------------------------------------------------------------------------------
+    def create(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
+    ) -> tuple[Inode, int]:
+        """Make and open a regular file (counts one lookup). `mode` comes with the umask applied."""
+        node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid)
+        return node, self.opened(node, flags)
+
+    def open(self, ino: int, flags: int) -> int:
+        """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered."""
+        node = self.current(self.core.nodes.get(ino))
+        if node.is_dir:
+            raise PosixError(errno.EISDIR, "it is a directory")
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            self.must_be_writable()
+        truncate = bool(flags & os.O_TRUNC) and node.is_file
+        if node.is_file and not truncate and node.file().base is None:
+            raise Park(self.loader.block_list(node))
+        if truncate and node.size > 0:
+            self.truncate(node, 0)
+            node.file().hold = True
+        return self.opened(node, flags)
+
+    def opened(self, node: Inode, flags: int) -> int:
+        fh = self.new_handle(node, flags)
+        if node.is_file and self.handles[fh].writable:
+            node.file().writers += 1
+        return fh
+
+    def release(self, fh: int) -> None:
+        handle = self.handles.pop(fh)
+        node = handle.node
+        node.handles -= 1
+        content = node.content
+        if content is not None and handle.writable:
+            content.writers -= 1
+            if content.writers == 0 and content.hold:
+                content.hold = False
+                self.core.stir()
+        if node.handles == 0 and node.ino in self.core.orphans:
+            del self.core.orphans[node.ino]
+            if content is not None:
+                content.window = False
+            self.core.trim()
+        node.settle()
+        self.core.forget_if_unused(node)
+
+    # reading -----------------------------------------------------------------------------------------
+    def read(self, fh: int, offset: int, size: int) -> bytes:
+        handle = self.handle(fh)
+        node = handle.node
+        self.current(node)
+        size = min(size, node.size - offset)
+        if size <= 0:
+            return b""
+        content = node.file()
+        if content.base is None:
+            raise Park(self.loader.block_list(node))
+        runs = content.extents.runs(offset, offset + size)
+        log = self.core.log
+        if len(runs) == 1 and runs[0].start == offset and runs[0].end == offset + size:
+            return log.read(runs[0].pos, size)
+        out = bytearray(size)
+        covered = sum(run.end - run.start for run in runs)
+        if covered < size:
+            self.base_bytes(handle, content, offset, out)
+        for start, end, pos in runs:
+            out[start - offset : end - offset] = log.read(pos, end - start)
+        return bytes(out)
+
+    def base_bytes(self, handle: Handle, content: Content, offset: int, out: bytearray) -> None:
+        """Put what the base contributes into `out`; parks for blobs that are not in memory."""
+        plan: list[tuple[int, int, int, bytes]] = []
+        end = offset + len(out)
+        lacking: set[bytes] = set()
+        for index in range(offset // BLOCK, (end - 1) // BLOCK + 1):
+            parts = content.shown(index)
+            if not parts:
+                continue
+            start = max(offset, index * BLOCK)
+            stop = min(end, (index + 1) * BLOCK)
+            for piece in pieces(parts, start - index * BLOCK, stop - start):
+                plan.append((start - offset + piece.at, piece.length, piece.boff, piece.hash))
+                if self.loader.blob(piece.hash) is None:
+                    lacking.add(piece.hash)
+        self.read_ahead(handle, content, offset, end)
+        if lacking:
+            raise Park(self.loader.want_blobs(lacking))
+        for at, length, boff, digest in plan:
+            data = self.loader.blob(digest)
+            assert data is not None
+            out[at : at + length] = memoryview(data)[boff : boff + length]
+
+    def read_ahead(self, handle: Handle, content: Content, offset: int, end: int) -> None:
+        """A sequential reader finds the next blocks already on their way."""
+        if offset != handle.next_read:
+            handle.next_read = end
+            return
+        handle.next_read = end
+        first = (end - 1) // BLOCK + 1
+        for index in range(first, first + READ_AHEAD):
+            parts: Parts = content.shown(index)
+            if not parts:
+                break
+            self.loader.ahead(part.hash for part in parts)
+
+    # writing -----------------------------------------------------------------------------------------
+    def write(self, fh: int, offset: int, data: bytes) -> int:
+        """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed."""
+        handle = self.handle(fh)
+        node = handle.node
+        if not handle.writable:
+            raise PosixError(errno.EBADF, "not open for writing")
+        append = bool(handle.flags & os.O_APPEND)
+        if append:
+            self.current(node)
+            offset = node.size
+        end = offset + len(data)
+        if end > FILE_MAX:
+            raise PosixError(errno.EFBIG, "a file has at most 16 TiB")
+        if not data:
+            return 0
+        content = node.file()
+        if content.base is None:
+            raise Park(self.loader.block_list(node))
+        self.room(len(data))
+        core = self.core
+        time = core.stamp()
+        try:
+            self.flusher.about_to_change(node)
+            head = TIME.pack(time, append)
+            pos = core.record(WRITE, node.ino, offset, [head, data], spare=False) + TIME.size
+        except NoSpace:
+            self.out_of_space(node, content)
+        content.wrote(offset, end, pos, core.now(), append=append)
+        node.size = max(node.size, end)
+        node.mtime = node.ctime = time
+        node.stamp += 1
+        if not node.gone and self.flusher.big(node):
+            self.flusher.freeze(node)
+        if handle.flags & SYNC_FLAGS and not node.gone:
+            want = self.sync_want(handle)
+            if not want.finished:
+                want.result = len(data)
+                raise Park(want, again=False)
+        return len(data)
+
+    def out_of_space(self, node: Inode, content: Content) -> None:
+        """The disk under the log is full: send what there is and wait for room, or say so at once when
+        nothing can be freed."""
+        core = self.core
+        if not content.unclean:
+            content.first = None
+            core.dirty.pop(node.ino, None)
+        if not core.dirty and not len(core.queue):
+            raise NoSpace(
+                f"the disk under the state directory {core.options.state_dir} is full",
+                hint=f"free space under {core.options.state_dir}",
+            )
+        if self.flusher.round_until is None:
+            self.flusher.start_round(core.now(), everything=True)
+        raise Park(self.space_want())
+
+    def truncate(self, node: Inode, size: int) -> None:
+        """Set the size; what lies behind never comes back."""
+        if size > FILE_MAX:
+            raise PosixError(errno.EFBIG, "a file has at most 16 TiB")
+        content = node.file()
+        if content.base is None and size > 0:
+            raise Park(self.loader.block_list(node))
+        core = self.core
+        time = core.stamp()
+        self.flusher.about_to_change(node)
+        pos = core.record(TRUNC, node.ino, size, [TIME.pack(time, 0)])
+        content.cut(size, pos, core.now())
+        node.size = size
+        node.mtime = node.ctime = time
+        node.stamp += 1
+
+    def setattr(
+        self,
+        ino: int,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        size: int | None = None,
+        atime: int | None = None,
+        mtime: int | None = None,
+    ) -> Inode:
+        """Change attributes; `mode` holds permission bits. `size` truncates."""
+        self.must_be_writable()
+        node = self.current(self.core.nodes.get(ino))
+        if size is not None:
+            if not node.is_file:
+                raise PosixError(errno.EISDIR if node.is_dir else errno.EINVAL, "it has no size to set")
+            had = node.size
+            self.truncate(node, size)
+            if size == 0 and had > 0 and node.file().writers:
+                node.file().hold = True
+        if any(field is not None for field in (mode, uid, gid, atime, mtime)):
+            self.set_attributes(node, mode, uid, gid, atime, mtime)
+        return node
+
+    # making durable ----------------------------------------------------------------------------------
+    def sync_want(self, handle: Handle) -> Want:
+        """The file's content up to now and every operation before are committed when it ends."""
+        node = handle.node
+        flights: list[Flight] = []
+        if node.content is not None and not node.gone:
+            node.content.hold = False
+            flights = self.flusher.freeze(node, inline=True)
+        want = self.core.commit_want("fsync", flights, ino=node.ino, fh=handle.fh)
+        self.committer.kick()
+        return want
+
+    def told(self, handle: Handle) -> None:
+        """Raise the error the handle has not been told yet."""
+        if handle.error is not None:
+            error, handle.error = handle.error, None
+            raise error
+
+    def flush(self, fh: int) -> None:
+        """close(2) of one descriptor."""
+        handle = self.handle(fh)
+        self.told(handle)
+        content = handle.node.content
+        if self.core.options.durability == "close" and content is not None and content.unclean:
+            want = self.sync_want(handle)
+            if not want.finished:
+                raise Park(want, again=False)
+
+    def fsync(self, fh: int, datasync: bool) -> None:
+        handle = self.handle(fh)
+        self.told(handle)
+        want = self.sync_want(handle)
+        if not want.finished:
+            raise Park(want, again=False)
+
+    def statfs(self) -> dict[str, int]:
+        """Nominal figures: the server tells no limit without a quota."""
+        blocks = 1 << 34  # of 4 KiB: 64 TiB
+        files = 1 << 32
+        return {
+            "f_bsize": 4096,
+            "f_frsize": 4096,
+            "f_blocks": blocks,
+            "f_bfree": blocks,
+            "f_bavail": blocks,
+            "f_files": files,
+            "f_ffree": files,
+            "f_favail": files,
+            "f_namemax": 255,
+        }

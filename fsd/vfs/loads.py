@@ -1,0 +1,389 @@
+"""What is asked of the server so that a parked call can go on: names, attributes, block lists, bytes.
+
+Asking twice for the same thing is one question and one want. Questions that are open at the same time travel
+together. An answer is older than what was committed since it was read: `core.meanwhile` says what that was.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fsd.model.attrs import Attr, Entry
+from fsd.model.blocks import decode as decode_parts
+from fsd.model.errors import FsdError, Unavailable
+from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, MIB, NS_BATCH_MAX
+from fsd.remote.api import Remote
+from fsd.vfs.build import fetcher
+from fsd.vfs.core import Core
+from fsd.vfs.node import Inode
+from fsd.vfs.types import BULK, Cache, Want
+from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP
+
+ASK_TIMEOUT: Final = 30.0
+RETRY_FIRST: Final = 0.1
+RETRY_MAX: Final = 2.0
+MEMORY: Final = 64 * MIB  # blob bytes kept decoded
+BLOCKS_PAGE: Final = 4096
+LIST_PAGE: Final = 4096
+READ_AHEAD: Final = 4  # blocks
+
+Key = tuple[Any, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A question, who waits for it, and what to do with its answer."""
+
+    key: Key
+    question: tuple[Any, ...]
+    want: Want
+    answered: Callable[[Any, int], bool]  # (answer, seq) -> finished (False: asked on, under the same want)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskJob:
+    """Several questions in one request."""
+
+    asked: tuple[Asked, ...]
+    lane: str = BULK
+
+    def run(self, remote: Remote, cache: Cache) -> tuple[int, list[Any]]:
+        return remote.ask([one.question for one in self.asked], ASK_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlobJob:
+    """Fetch blobs through the cache."""
+
+    hashes: tuple[bytes, ...]
+    lane: str = BULK
+
+    def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes]:
+        return fetcher(remote, cache)(self.hashes)
+
+
+class Loader:
+    """See the module."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.open: dict[Key, Asked] = {}
+        self.waiting: list[Asked] = []
+        self.blobs: OrderedDict[bytes, bytes] = OrderedDict()
+        self.blob_bytes = 0
+        self.blob_wants: dict[bytes, list[Want]] = {}
+        self.wanted: dict[Want, set[bytes]] = {}
+        self.blob_queue: list[bytes] = []
+        self.retry_at: float | None = None
+        self.delay = RETRY_FIRST
+
+    # asking ------------------------------------------------------------------------------------------
+    def _ask(
+        self, key: Key, what: str, question: tuple[Any, ...], answered: Callable[[Any, int], bool]
+    ) -> Want:
+        already = self.open.get(key)
+        if already is not None and not already.want.finished:
+            return already.want
+        asked = Asked(key, question, self.core.want(what), answered)
+        self.open[key] = asked
+        self.core.asking = len(self.open)
+        self.waiting.append(asked)
+        return asked.want
+
+    def name(self, parent: Inode, name: bytes) -> Want:
+        """Load one name, and the whole directory with it where that is allowed."""
+        whole = 0 if parent.complete else DIR_INLINE_MAX
+        question = (LOOKUP, self.core.wire.out(parent.ino), name, whole)
+
+        def answered(answer: Any, seq: int) -> bool:
+            self.looked_up(parent, name, answer, seq)
+            return True
+
+        key = ("name", parent.ino, name) if parent.complete else ("dir", parent.ino)
+        if not parent.complete and key in self.open:
+            key = ("name", parent.ino, name)
+            question = (LOOKUP, self.core.wire.out(parent.ino), name, 0)
+        return self._ask(key, "a name", question, answered)
+
+    def directory(self, node: Inode) -> Want:
+        """Load a whole directory, in pages."""
+        found: list[Entry] = []
+        first = [-1]
+
+        def answered(answer: Any, seq: int) -> bool:
+            if answer is None:
+                self.vanished(node)
+                return True
+            entries, more = answer
+            if first[0] < 0:
+                first[0] = seq
+            found.extend(entries)
+            if more and entries:
+                self._again(key, (LIST, wire, entries[-1].name, LIST_PAGE))
+                return False
+            self.listed(node, found, first[0])
+            return True
+
+        key = ("list", node.ino)
+        wire = self.core.wire.out(node.ino)
+        return self._ask(key, "a directory", (LIST, wire, b"", LIST_PAGE), answered)
+
+    def _again(self, key: Key, question: tuple[Any, ...]) -> None:
+        asked = self.open[key]
+        asked.question = question
+        self.waiting.append(asked)
+
+    def attrs(self, nodes: Sequence[Inode]) -> Want:
+        """Ask for attributes again."""
+        nodes = list(nodes)[:NS_BATCH_MAX]
+
+        def answered(answer: Any, seq: int) -> bool:
+            for node, attr in zip(nodes, answer):
+                self.refreshed(node, attr, seq)
+            return True
+
+        inos = tuple(self.core.wire.out(node.ino) for node in nodes)
+        return self._ask(("attrs", nodes[0].ino), "attributes", (ATTRS, inos), answered)
+
+    def block_list(self, node: Inode) -> Want:
+        """Load the block list of a file of more than one block."""
+        wire = self.core.wire.out(node.ino)
+        key = ("blocks", node.ino)
+        found: dict[int, tuple[Any, ...]] = {}
+        version = [-1]
+
+        def answered(answer: Any, seq: int) -> bool:
+            content = node.file()
+            if answer is None:
+                self.vanished(node)
+                content.base = {}
+                return True
+            cseq, rows = answer
+            if version[0] not in (-1, cseq):
+                found.clear()
+                version[0] = -1
+                self._again(key, (BLOCKS, wire, 0, BLOCKS_PAGE))
+                return False
+            version[0] = cseq
+            found.update({index: decode_parts(raw) if isinstance(raw, bytes) else raw for index, raw in rows})
+            first = question_first[0] + BLOCKS_PAGE
+            if first * BLOCK < node.size:
+                question_first[0] = first
+                self._again(key, (BLOCKS, wire, first, BLOCKS_PAGE))
+                return False
+            if cseq != content.cseq and not content.unclean:
+                # The attributes are older than the blocks: both again, together they must agree.
+                node.stale = True
+                return True
+            content.base = {index: parts for index, parts in found.items() if parts}
+            return True
+
+        question_first = [0]
+        return self._ask(key, "a block list", (BLOCKS, wire, 0, BLOCKS_PAGE), answered)
+
+    # jobs --------------------------------------------------------------------------------------------
+    def pump(self) -> None:
+        """Put the open questions into jobs."""
+        if self.retry_at is not None:
+            return
+        while self.waiting:
+            batch, self.waiting = self.waiting[:NS_BATCH_MAX], self.waiting[NS_BATCH_MAX:]
+            self.core.jobs.append(AskJob(tuple(batch)))
+        while self.blob_queue:
+            hashes, self.blob_queue = (
+                self.blob_queue[: BLOBS_GET_MAX // 16],
+                self.blob_queue[BLOBS_GET_MAX // 16 :],
+            )
+            self.core.jobs.append(BlobJob(tuple(hashes)))
+
+    def finish_ask(self, job: AskJob, result: tuple[int, list[Any]] | FsdError) -> None:
+        core = self.core
+        if isinstance(result, FsdError):
+            self._retry(result)
+            for asked in job.asked:
+                if asked.want.finished or not result.retryable:
+                    self._end(asked, result)
+                else:
+                    self.waiting.append(asked)
+        else:
+            self.delay = RETRY_FIRST
+            seq, answers = result
+            core.seq = max(core.seq, seq)
+            for asked, answer in zip(job.asked, answers):
+                if asked.answered(answer, seq):
+                    self._end(asked, None)
+            if len(answers) != len(job.asked):
+                raise Unavailable("the server answered another number of questions than were asked")
+        core.asking = len(self.open)
+        if core.asking == 0:
+            core.meanwhile.clear()
+
+    def _end(self, asked: Asked, error: FsdError | None) -> None:
+        if self.open.get(asked.key) is asked:
+            del self.open[asked.key]
+        asked.want.end(error)
+
+    def _retry(self, error: FsdError) -> None:
+        self.core.reason = self.core.reason or error.message
+        if error.retryable:
+            self.retry_at = self.core.now() + self.delay
+            self.delay = min(RETRY_MAX, self.delay * 2)
+
+    def wake(self, now: float) -> None:
+        if self.retry_at is not None and self.retry_at <= now:
+            self.retry_at = None
+        self.pump()
+
+    # answers -----------------------------------------------------------------------------------------
+    def _since(self, seq: int) -> tuple[set[tuple[int, bytes]], set[int], set[tuple[int, bytes]], set[int]]:
+        """What changed behind `seq` while the question was open: own names and inodes, foreign ones."""
+        own_names: set[tuple[int, bytes]] = set()
+        own_inos: set[int] = set()
+        names: set[tuple[int, bytes]] = set()
+        inos: set[int] = set()
+        for at, changed_names, changed_inos, own in self.core.meanwhile:
+            if at > seq:
+                (own_names if own else names).update(changed_names)
+                (own_inos if own else inos).update(changed_inos)
+        return own_names, own_inos, names, inos
+
+    def looked_up(self, parent: Inode, name: bytes, answer: Any, seq: int) -> None:
+        if answer is None:
+            self.vanished(parent)
+            return
+        entry, entries = answer
+        if entries is not None:
+            self.listed(parent, entries, seq)
+        else:
+            self._enter(parent, {name: entry}, seq)
+
+    def listed(self, parent: Inode, entries: Iterable[Entry], seq: int) -> None:
+        """The whole directory, as of `seq`."""
+        found: dict[bytes, Entry | None] = {entry.name: entry for entry in entries}
+        for name in parent.entries:
+            found.setdefault(name, None)
+        self._enter(parent, found, seq)
+        parent.complete = True
+        foreign = self._since(seq)[2]
+        parent.names_stale = {
+            name
+            for name in parent.names_stale
+            if name in parent.names_pending or (parent.ino, name) in foreign
+        }
+        for name in [n for n, ino in parent.entries.items() if ino is None]:
+            del parent.entries[name]
+
+    def _enter(self, parent: Inode, found: dict[bytes, Entry | None], seq: int) -> None:
+        core = self.core
+        own_names, own_inos, foreign_names, foreign_inos = self._since(seq)
+        now = core.now()
+        for name, entry in found.items():
+            keep = name in parent.names_pending or (parent.ino, name) in own_names
+            if entry is not None:
+                attr = core.local_attr(entry.attr)
+                if not keep:
+                    node = core.nodes.install(attr, seq, now, keep=attr.ino in own_inos)
+                    if attr.ino in foreign_inos:
+                        node.stale = True
+                    core.nodes.enter(parent, name, attr.ino)
+            elif not keep:
+                parent.entries[name] = None
+            if not keep and (parent.ino, name) not in foreign_names:
+                parent.names_stale.discard(name)
+
+    def refreshed(self, node: Inode, attr: Attr | None, seq: int) -> None:
+        """The server's present version of an inode; None: it is gone there."""
+        if attr is None:
+            if not node.busy:
+                self.vanished(node)
+            node.stale = False
+            return
+        _, own, _, foreign = self._since(seq)
+        self.core.nodes.install(self.core.local_attr(attr), seq, self.core.now(), keep=node.ino in own)
+        if node.ino in foreign:
+            node.stale = True
+
+    def vanished(self, node: Inode) -> None:
+        """The server has no such inode any more."""
+        if node.ino == self.core.root_ino or node.busy:
+            return
+        node.gone = True
+        node.stale = False
+        node.nlink = 0
+        node.stamp += 1
+        if node.is_dir:
+            node.entries.clear()
+            node.complete = True
+
+    # bytes -------------------------------------------------------------------------------------------
+    def blob(self, digest: bytes) -> bytes | None:
+        """A blob's bytes if they are in memory."""
+        data = self.blobs.get(digest)
+        if data is not None:
+            self.blobs.move_to_end(digest)
+        return data
+
+    def want_blobs(self, hashes: Iterable[bytes]) -> Want:
+        """Load blobs that are not in memory."""
+        want = self.core.want("file data")
+        lacking = {digest for digest in hashes if digest not in self.blobs}
+        if not lacking:
+            want.end()
+            return want
+        self.wanted[want] = set(lacking)
+        for digest in lacking:
+            waiting = self.blob_wants.get(digest)
+            if waiting is None:
+                self.blob_wants[digest] = [want]
+                self.blob_queue.append(digest)
+            else:
+                waiting.append(want)
+        return want
+
+    def ahead(self, hashes: Iterable[bytes]) -> None:
+        """Load blobs nobody waits for yet."""
+        for digest in hashes:
+            if digest not in self.blobs and digest not in self.blob_wants:
+                self.blob_wants[digest] = []
+                self.blob_queue.append(digest)
+
+    def finish_blobs(self, job: BlobJob, result: dict[bytes, bytes] | FsdError) -> None:
+        if isinstance(result, FsdError):
+            self._retry(result)
+            for digest in job.hashes:
+                waiting = [w for w in self.blob_wants.pop(digest, []) if not w.finished]
+                if waiting and result.retryable:
+                    self.blob_wants[digest] = waiting
+                    self.blob_queue.append(digest)
+                    continue
+                for want in waiting:
+                    self.wanted.pop(want, None)
+                    want.end(result)
+            return
+        self.delay = RETRY_FIRST
+        for digest, data in result.items():
+            self.keep(digest, data)
+            for want in self.blob_wants.pop(digest, []):
+                left = self.wanted.get(want)
+                if left is None:
+                    continue
+                left.discard(digest)
+                if not left:
+                    del self.wanted[want]
+                    want.end()
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """Hold a blob in memory, within MEMORY."""
+        if digest in self.blobs:
+            return
+        self.blobs[digest] = data
+        self.blob_bytes += len(data)
+        while self.blob_bytes > MEMORY and len(self.blobs) > 1:
+            _, old = self.blobs.popitem(last=False)
+            self.blob_bytes -= len(old)
+
+    def next_deadline(self) -> float | None:
+        return self.retry_at

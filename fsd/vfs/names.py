@@ -1,0 +1,475 @@
+"""The namespace calls: lookup to rename, attributes, extended attributes, directory handles."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Sequence
+
+from fsd.model.attrs import Attr
+from fsd.model.errors import PosixError
+from fsd.model.limits import (
+    LINK_MAX,
+    SYMLINK_MAX,
+    XATTR_NAME_MAX,
+    XATTR_VALUE_MAX,
+    XATTRS_TOTAL_MAX,
+)
+from fsd.model.names import check_name
+from fsd.model.ops import (
+    CREATE,
+    LINK,
+    RENAME,
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    RMDIR,
+    SETATTR,
+    SETXATTR,
+    UNLINK,
+    Create,
+    Link,
+    Rename,
+    Rmdir,
+    Setattr,
+    Setxattr,
+    Unlink,
+)
+from fsd.vfs.calls import Calls
+from fsd.vfs.node import Inode
+from fsd.vfs.types import Park
+
+RECORD_ROOM = 1024  # about what an operation's record takes
+
+
+class NameCalls(Calls):
+    """See the module."""
+
+    def lookup(self, parent: int, name: bytes) -> Inode | None:
+        """The inode `name` means, None if there is none. Counts one kernel lookup when found."""
+        directory = self.core.nodes.directory(parent)
+        if len(name) > 255:
+            raise PosixError(errno.ENAMETOOLONG, "the name is too long")
+        node = self.child(directory, name)
+        if node is None:
+            return None
+        self.current(node)
+        node.lookups += 1
+        return node
+
+    def node(self, ino: int) -> Inode:
+        """The inode in memory, whatever its state (ESTALE if there is none). Never parks."""
+        return self.core.nodes.get(ino)
+
+    def getattr(self, ino: int) -> Inode:
+        return self.current(self.core.nodes.get(ino))
+
+    def readlink(self, ino: int) -> bytes:
+        node = self.core.nodes.get(ino)
+        if node.target is None:
+            raise PosixError(errno.EINVAL, "not a symlink")
+        return node.target
+
+    def ref(self, ino: int) -> None:
+        """Count one kernel lookup (an entry answered by readdirplus)."""
+        self.core.nodes.get(ino).lookups += 1
+
+    def forget(self, ino: int, nlookup: int) -> None:
+        node = self.core.nodes.by_ino.get(ino)
+        if node is not None:
+            node.lookups = max(0, node.lookups - nlookup)
+            self.core.forget_if_unused(node)
+
+    # making ------------------------------------------------------------------------------------------
+    def make(
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        rdev: int = 0,
+        target: bytes | None = None,
+    ) -> Inode:
+        """A new inode of any type; `mode` is the whole st_mode. Counts one kernel lookup."""
+        self.must_be_writable()
+        directory = self.core.nodes.directory(parent)
+        check_name(name)
+        if self.child(directory, name) is not None:
+            raise PosixError(errno.EEXIST, "the name exists")
+        is_dir = stat.S_ISDIR(mode)
+        if is_dir and directory.nlink >= LINK_MAX:
+            raise PosixError(errno.EMLINK, "too many directories in one")
+        self.room(RECORD_ROOM)
+        if directory.mode & stat.S_ISGID:
+            gid = directory.gid
+            if is_dir:
+                mode |= stat.S_ISGID
+        core = self.core
+        time, ino = core.stamp(), core.new_ino()
+        op = Create(core.take_opno(), CREATE, parent, name, ino, mode, uid, gid, rdev, target, time)
+        pos = self.committer.write(op)
+        attr = Attr(
+            ino=ino,
+            mode=mode,
+            nlink=2 if is_dir else 1,
+            uid=uid,
+            gid=gid,
+            size=len(target or b""),
+            atime=time,
+            mtime=time,
+            ctime=time,
+            rdev=rdev,
+            target=target,
+            parent=parent if is_dir else 0,
+            parts=None,
+            xattrs=None,
+            cseq=0,
+            writer=core.session,
+            born=0,
+        )
+        node = core.nodes.by_ino[ino] = Inode(attr, core.seq)
+        node.complete = is_dir
+        node.lookups = 1
+        core.nodes.enter(directory, name, ino)
+        self.touch_parent(directory, time, 1 if is_dir else 0)
+        self.committer.enqueue(op, pos)
+        return node
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, uid: int, gid: int) -> Inode:
+        return self.make(parent, name, mode, uid, gid, rdev)
+
+    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Inode:
+        return self.make(parent, name, stat.S_IFDIR | mode & 0o7777, uid, gid)
+
+    def symlink(self, parent: int, name: bytes, target: bytes, uid: int, gid: int) -> Inode:
+        if not target:
+            raise PosixError(errno.ENOENT, "an empty target")
+        if len(target) > SYMLINK_MAX:
+            raise PosixError(errno.ENAMETOOLONG, f"a target of {len(target)} bytes, at most {SYMLINK_MAX}")
+        return self.make(parent, name, stat.S_IFLNK | 0o777, uid, gid, 0, target)
+
+    def link(self, ino: int, parent: int, name: bytes) -> Inode:
+        """A further name. Counts one kernel lookup."""
+        self.must_be_writable()
+        core = self.core
+        directory, node = core.nodes.directory(parent), core.nodes.get(ino)
+        check_name(name)
+        if node.is_dir:
+            raise PosixError(errno.EPERM, "a directory has one name")
+        self.current(node)
+        if node.gone:
+            raise PosixError(errno.ENOENT, "the file was removed")
+        if node.nlink >= LINK_MAX:
+            raise PosixError(errno.EMLINK, "too many names")
+        if self.child(directory, name) is not None:
+            raise PosixError(errno.EEXIST, "the name exists")
+        self.room(RECORD_ROOM)
+        self.flusher.reserve(node)
+        time = core.stamp()
+        self.do(Link(core.take_opno(), LINK, ino, parent, name, time))
+        core.nodes.enter(directory, name, ino)
+        node.nlink += 1
+        self.changed(node, time)
+        self.touch_parent(directory, time)
+        node.lookups += 1
+        return node
+
+    # removing ----------------------------------------------------------------------------------------
+    def unlink(self, parent: int, name: bytes) -> None:
+        self.must_be_writable()
+        core = self.core
+        directory = core.nodes.directory(parent)
+        node = self.child(directory, name)
+        if node is None:
+            raise PosixError(errno.ENOENT, "no such name")
+        if node.is_dir:
+            raise PosixError(errno.EISDIR, "it is a directory")
+        self.current(node)
+        self.hold_content(node)
+        time = core.stamp()
+        vanish = core.queue.cancellable(parent, name, node.ino) if node.nlink <= 1 else None
+        if vanish is not None:
+            self.committer.cancel(vanish, node.ino)
+        else:
+            self.do(Unlink(core.take_opno(), UNLINK, parent, name, node.ino, self.base_of(node), time))
+        self.unname(directory, name)
+        self.touch_parent(directory, time)
+        self.lose_name(node, time)
+
+    def unname(self, directory: Inode, name: bytes) -> None:
+        """The name means nothing now."""
+        if directory.complete and name not in directory.names_pending:
+            directory.entries.pop(name, None)
+        else:
+            directory.entries[name] = None
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        self.must_be_writable()
+        core = self.core
+        directory = core.nodes.directory(parent)
+        node = self.child(directory, name)
+        if node is None:
+            raise PosixError(errno.ENOENT, "no such name")
+        if not node.is_dir:
+            raise PosixError(errno.ENOTDIR, "not a directory")
+        self.must_be_empty(node)
+        time = core.stamp()
+        vanish = core.queue.cancellable(parent, name, node.ino)
+        if vanish is not None and all(q.op.ino == node.ino for q in core.queue.of(node.ino) if q.op):
+            self.committer.cancel(vanish, node.ino)
+        else:
+            self.do(Rmdir(core.take_opno(), RMDIR, parent, name, node.ino, time))
+        self.unname(directory, name)
+        self.touch_parent(directory, time, -1)
+        self.lose_name(node, time)
+
+    def must_be_empty(self, node: Inode) -> None:
+        self.all_names(node)
+        if any(ino is not None for ino in node.entries.values()):
+            raise PosixError(errno.ENOTEMPTY, "the directory is not empty")
+
+    def all_names(self, node: Inode) -> None:
+        """Have every name of a directory in memory, or park."""
+        if not node.complete:
+            raise Park(self.loader.directory(node))
+        stale = [name for name in node.names_stale if name not in node.names_pending]
+        if len(stale) > 64:
+            raise Park(self.loader.directory(node))
+        wants = [self.loader.name(node, name) for name in stale]
+        if wants:
+            raise Park(wants[0])
+
+    # renaming ----------------------------------------------------------------------------------------
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
+        self.must_be_writable()
+        core = self.core
+        source, target = core.nodes.directory(parent), core.nodes.directory(new_parent)
+        if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+            raise PosixError(errno.EINVAL, "unknown rename flags")
+        check_name(new_name)
+        node, over = self.child(source, name), self.child(target, new_name)
+        if node is None or (over is None and flags == RENAME_EXCHANGE):
+            raise PosixError(errno.ENOENT, "no such name")
+        if over is not None and flags == RENAME_NOREPLACE:
+            raise PosixError(errno.EEXIST, "the name exists")
+        if node is over:
+            return
+        self.may_rename(node, over, source, target, flags)
+        self.room(RECORD_ROOM)
+        self.publish(node)
+        if over is not None and flags == RENAME_EXCHANGE:
+            self.publish(over)
+        time = core.stamp()
+        self.do(
+            Rename(
+                core.take_opno(),
+                RENAME,
+                parent,
+                name,
+                node.ino,
+                new_parent,
+                new_name,
+                flags,
+                0 if over is None else over.ino,
+                0 if over is None else self.base_of(over),
+                time,
+            )
+        )
+        self.moved(node, over, source, name, target, new_name, flags, time)
+
+    def may_rename(self, node: Inode, over: Inode | None, source: Inode, target: Inode, flags: int) -> None:
+        """Raises what Linux raises; parks for what has to be known."""
+        if node.is_dir and self.inside(target, node):
+            raise PosixError(errno.EINVAL, "a directory cannot move into itself")
+        if over is None:
+            return
+        if flags == RENAME_EXCHANGE:
+            if over.is_dir and self.inside(source, over):
+                raise PosixError(errno.EINVAL, "a directory cannot move into itself")
+            return
+        if node.is_dir and not over.is_dir:
+            raise PosixError(errno.ENOTDIR, "a directory replaces only a directory")
+        if over.is_dir and not node.is_dir:
+            raise PosixError(errno.EISDIR, "the target is a directory")
+        if over.is_dir:
+            self.must_be_empty(over)
+        else:
+            self.current(over)
+            self.hold_content(over)
+
+    def inside(self, directory: Inode, ancestor: Inode) -> bool:
+        """Whether `directory` is `ancestor` or lies below it."""
+        at: Inode | None = directory
+        while at is not None:
+            if at is ancestor:
+                return True
+            if at.ino == self.core.root_ino:
+                return False
+            at = self.core.nodes.by_ino.get(at.parent)
+        return False
+
+    def publish(self, node: Inode) -> None:
+        """A name for `node` is about to appear: its content so far, or that of the files below it, first."""
+        if not node.is_dir:
+            self.flusher.reserve(node)
+            return
+        for ino in list(self.core.dirty):
+            at = self.core.nodes.by_ino.get(ino)
+            if at is None or at.where is None:
+                continue
+            parent = self.core.nodes.by_ino.get(at.where[0])
+            if parent is not None and self.inside(parent, node):
+                self.flusher.reserve(at)
+
+    def moved(
+        self,
+        node: Inode,
+        over: Inode | None,
+        source: Inode,
+        name: bytes,
+        target: Inode,
+        new_name: bytes,
+        flags: int,
+        time: int,
+    ) -> None:
+        """The memory's side of a rename that was logged."""
+        nodes = self.core.nodes
+        down = up = 0  # how the parents' link counts change
+        if node.is_dir:
+            down, up = down - 1, up + 1
+            node.parent = target.ino
+        nodes.enter(target, new_name, node.ino)
+        if over is not None and flags == RENAME_EXCHANGE:
+            nodes.enter(source, name, over.ino)
+            if over.is_dir:
+                down, up = down + 1, up - 1
+                over.parent = source.ino
+            self.changed(over, time)
+        else:
+            self.unname(source, name)
+            if over is not None:
+                up -= 1 if over.is_dir else 0
+                self.lose_name(over, time)
+        if source is target:
+            self.touch_parent(source, time, down + up)
+        else:
+            self.touch_parent(source, time, down)
+            self.touch_parent(target, time, up)
+        self.changed(node, time)
+
+    # attributes --------------------------------------------------------------------------------------
+    def set_attributes(
+        self,
+        node: Inode,
+        mode: int | None,
+        uid: int | None,
+        gid: int | None,
+        atime: int | None,
+        mtime: int | None,
+    ) -> None:
+        """Everything of setattr but the size."""
+        core = self.core
+        time = core.stamp()
+        if not node.gone:
+            self.room(RECORD_ROOM)
+            bits = None if mode is None else mode & 0o7777
+            self.do(Setattr(core.take_opno(), SETATTR, node.ino, bits, uid, gid, atime, mtime, time))
+        if mode is not None:
+            node.mode = stat.S_IFMT(node.mode) | mode & 0o7777
+        if uid is not None:
+            node.uid = uid
+        if gid is not None:
+            node.gid = gid
+        if atime is not None:
+            node.atime = atime
+        if mtime is not None:
+            node.mtime = mtime
+        self.changed(node, time)
+
+    def getxattr(self, ino: int, name: bytes) -> bytes:
+        node = self.current(self.core.nodes.get(ino))
+        value = None if node.xattrs is None else node.xattrs.get(name)
+        if value is None:
+            raise PosixError(errno.ENODATA, "no such extended attribute")
+        return value
+
+    def listxattr(self, ino: int) -> Sequence[bytes]:
+        node = self.current(self.core.nodes.get(ino))
+        return list(node.xattrs or ())
+
+    def setxattr(self, ino: int, name: bytes, value: bytes) -> None:
+        self.must_be_writable()
+        if not 0 < len(name) <= XATTR_NAME_MAX:
+            raise PosixError(errno.ERANGE, "the attribute's name is too long")
+        if len(value) > XATTR_VALUE_MAX:
+            raise PosixError(errno.E2BIG, f"a value of {len(value)} bytes, at most {XATTR_VALUE_MAX}")
+        node = self.current(self.core.nodes.get(ino))
+        others = sum(len(k) + len(v) for k, v in (node.xattrs or {}).items() if k != name)
+        if others + len(name) + len(value) > XATTRS_TOTAL_MAX:
+            raise PosixError(errno.ENOSPC, "too many extended attributes")
+        self._xattr(node, name, value)
+
+    def removexattr(self, ino: int, name: bytes) -> None:
+        self.must_be_writable()
+        node = self.current(self.core.nodes.get(ino))
+        if node.xattrs is None or name not in node.xattrs:
+            raise PosixError(errno.ENODATA, "no such extended attribute")
+        self._xattr(node, name, None)
+
+    def _xattr(self, node: Inode, name: bytes, value: bytes | None) -> None:
+        core = self.core
+        time = core.stamp()
+        if not node.gone:
+            self.room(RECORD_ROOM + len(value or b""))
+            self.do(Setxattr(core.take_opno(), SETXATTR, node.ino, name, value, time))
+        node.xattrs = dict(node.xattrs or {})
+        if value is None:
+            node.xattrs.pop(name, None)
+        else:
+            node.xattrs[name] = value
+        self.changed(node, time)
+
+    # directory handles -------------------------------------------------------------------------------
+    def opendir(self, ino: int) -> int:
+        return self.new_handle(self.core.nodes.directory(ino), 0)
+
+    def readdir(self, fh: int, cookie: int, limit: int = 1000) -> list[tuple[bytes, Inode, int]]:
+        """Entries behind `cookie` (0: from the start), without '.' and '..': (name, inode, next cookie).
+
+        The listing is taken when read from the start; names removed since are left out, so that a program
+        that deletes as it reads loses no place. Counts no lookups: call `ref` for each one given out.
+        """
+        handle = self.handle(fh)
+        directory = handle.node
+        if cookie == 0:
+            if not directory.gone:
+                self.all_names(directory)
+            handle.listing = [(name, ino) for name, ino in directory.entries.items() if ino is not None]
+        found: list[tuple[bytes, Inode, int]] = []
+        by_ino = self.core.nodes.by_ino
+        for at in range(cookie, len(handle.listing)):
+            name = handle.listing[at][0]
+            ino = directory.entries.get(name)
+            node = by_ino.get(ino) if ino is not None else None
+            if node is None:
+                continue
+            if node.stale and not found:
+                self.current(node)
+            elif node.stale and not node.busy:
+                break
+            found.append((name, node, at + 1))
+            if len(found) >= limit:
+                break
+        return found
+
+    def releasedir(self, fh: int) -> None:
+        handle = self.handles.pop(fh)
+        handle.node.handles -= 1
+        self.core.forget_if_unused(handle.node)
+
+    def fsyncdir(self, fh: int) -> None:
+        self.handle(fh)
+        want = self.core.commit_want("fsync of a directory", [], fh=fh)
+        self.committer.kick()
+        if not want.finished:
+            raise Park(want, again=False)
