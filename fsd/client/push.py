@@ -1,9 +1,9 @@
 """Bringing a changed local tree back: what differs from what was pulled, each against its base.
 
 Every change is conditional on the revision that was pulled (`Base.revision`). Content is never dropped: a
-file that somebody else changed too goes beside it as `NAME.conflict-<label>-<time>`, one that was removed comes
-back, and a removal of what the other changed loses. `base` is updated as things arrive, so that a push that
-was cut can go on.
+file that somebody else changed too goes beside it as `NAME.conflict-<label>-<time>`, one that was removed
+comes back, and a removal of what the other changed loses. `base` is updated as things arrive, so that a push
+that was cut can go on.
 """
 
 from __future__ import annotations
@@ -101,6 +101,12 @@ def kind_here(mode: int) -> str | None:
     if stat.S_ISDIR(mode):
         return DIRECTORY
     return SYMLINK if stat.S_ISLNK(mode) else None
+
+
+def _only_mode(known: Base, sign: tuple[object, ...]) -> bool:
+    """Whether the file's permissions changed and nothing tells of its content."""
+    before = known.signature
+    return known.kind == FILE and before[1] != sign[1] and before[2:5] == sign[2:5]
 
 
 def push(files: Files, remote: bytes, tree: bytes, base: dict[bytes, Base], label: str, done: Pushed) -> None:
