@@ -15,6 +15,7 @@ from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.errors import NotFound, TooLarge, UsageError
 from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX
 from fsd.service.access import FsRef
+from fsd.service.rows import CHILDREN
 from fsd.service.view import decode_xattrs
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE
 
@@ -33,6 +34,10 @@ ATTRS_SQL: Final = f"SELECT {_I} FROM inode i WHERE i.fs=? AND i.died=1407374883
 COUNT_SQL: Final = (
     "SELECT count(*) FROM (SELECT 1 FROM dentry "
     "WHERE fs=? AND parent=? AND died=140737488355327 LIMIT ?) AS c"
+)
+BLOCKS_SQL: Final = (
+    "SELECT idx, parts FROM block WHERE fs=? AND ino=? AND idx>=? AND idx<? "
+    "AND died=140737488355327 ORDER BY idx"
 )
 _XATTRS: Final = Attr._fields.index("xattrs")
 _ENTRIES_MAX: Final = 4 * DIR_INLINE_MAX  # of one request in all; past that directories are left out
@@ -95,8 +100,7 @@ def blocks(tx: Tx, fs: int, ino: int, first: int, count: int) -> tuple[int, list
         return None
     found: list[tuple[int, bytes]] = [(0, row[1])] if first == 0 and count and row[1] is not None else []
     found += tx.all(
-        "SELECT idx, parts FROM block WHERE fs=? AND ino=? AND idx>=? AND idx<? "
-        "AND died=140737488355327 ORDER BY idx",
+        BLOCKS_SQL,
         (fs, ino, max(first, 1), first + count),
     )
     return row[0], found
@@ -230,13 +234,7 @@ class _Asking:
         if first:
             limit = max(limit, min(DIR_INLINE_MAX, self.left))
         marks, values = in_list(batch)
-        counts = dict(
-            self.tx.all(
-                "SELECT parent, count(*) FROM dentry WHERE fs=? AND +died=140737488355327 "
-                f"AND parent IN {marks} GROUP BY parent",
-                (self.fs, *values),
-            )
-        )
+        counts = dict(self.tx.all(CHILDREN.format(marks), (self.fs, *values)))
         for at, directory in enumerate(batch):
             limit -= counts.get(directory, 0)
             if limit < 0:

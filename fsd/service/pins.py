@@ -18,7 +18,7 @@ from fsd.service.commit import lock
 from fsd.service.packs import Packs
 
 # W of namespace.md section 2, query 4; the unary + keeps the planners on the index of dead rows.
-_ONLY_SEEN: Final = "fs=? AND died>? AND died<=? AND died<140737488355327 AND +born>? AND +born<=?"
+ONLY_SEEN: Final = "fs=? AND died>? AND died<=? AND died<140737488355327 AND +born>? AND +born<=?"
 _LAST: Final = 140_737_488_355_326
 
 
@@ -57,9 +57,9 @@ def _remove_versions(tx: Tx, packs: Packs, fs: int, seq: int) -> None:
     bounds = (fs, seq, newer, older, seq)
     refs: dict[bytes, int] = defaultdict(int)
     for table in ("inode", "block"):
-        for (raw,) in tx.all(f"SELECT parts FROM {table} WHERE {_ONLY_SEEN} AND parts IS NOT NULL", bounds):
+        for (raw,) in tx.all(f"SELECT parts FROM {table} WHERE {ONLY_SEEN} AND parts IS NOT NULL", bounds):
             for digest in blocks.hashes(blocks.decode(raw)):
                 refs[digest] -= 1
     for table in ("inode", "dentry", "block"):
-        tx.execute(f"DELETE FROM {table} WHERE {_ONLY_SEEN}", bounds)
+        tx.execute(f"DELETE FROM {table} WHERE {ONLY_SEEN}", bounds)
     packs.adjust(tx, fs, refs)

@@ -29,6 +29,13 @@ BLOCKS: Final = (
     "SELECT b.ino, b.idx, b.parts, b.born FROM {} AS k CROSS JOIN block b "
     "WHERE b.fs=? AND b.ino=k.column1 AND b.idx>=k.column2 AND b.idx<=k.column3 AND b.died=140737488355327"
 )
+NAMES_OF: Final = (
+    "SELECT parent, name, ino, writer, born FROM dentry WHERE fs=? AND ino=? AND +died=140737488355327"
+)
+CHILDREN: Final = (
+    "SELECT parent, count(*) FROM dentry "
+    "WHERE fs=? AND +died=140737488355327 AND parent IN {} GROUP BY parent"
+)
 
 
 class DbSource:
@@ -53,22 +60,13 @@ class DbSource:
         return list(found.values())
 
     def names_of(self, ino: int) -> list[Name]:
-        rows = self.tx.all(
-            "SELECT parent, name, ino, writer, born FROM dentry "
-            "WHERE fs=? AND ino=? AND +died=140737488355327",
-            (self.fs, ino),
-        )
-        return [Name(*row) for row in rows]
+        return [Name(*row) for row in self.tx.all(NAMES_OF, (self.fs, ino))]
 
     def child_counts(self, parents: Sequence[int]) -> dict[int, int]:
         found: dict[int, int] = {}
         for some in chunks(parents):
             marks, values = in_list(some)
-            rows = self.tx.all(
-                "SELECT parent, count(*) FROM dentry WHERE fs=? AND +died=140737488355327 "
-                f"AND parent IN {marks} GROUP BY parent",
-                (self.fs, *values),
-            )
+            rows = self.tx.all(CHILDREN.format(marks), (self.fs, *values))
             found.update((int(parent), int(count)) for parent, count in rows)
         return found
 

@@ -1,0 +1,64 @@
+"""Each query of the commit engine and the namespace uses the index it was written for (SQLite)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.bench import Bench
+
+from fsd.meta.sql import in_list, values_list
+from fsd.service import namespace, pins, rows
+
+_TWO = in_list([1, 2])[0]
+_ENTRY = "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)"
+_INODE = "SEARCH {} USING PRIMARY KEY (fs=? AND ino=? AND died=?)"
+PLANS = {
+    "lookup": (namespace.LOOKUP_SQL, [_ENTRY, _INODE.format("i")]),
+    "list": (
+        namespace.LIST_SQL,
+        ["SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name>?)", _INODE.format("i")],
+    ),
+    "tree": (
+        f"{namespace.TREE_SQL}{_TWO} ORDER BY d.parent, d.name",
+        ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", _INODE.format("i")],
+    ),
+    "attrs": (namespace.ATTRS_SQL + _TWO, [_INODE.format("i")]),
+    "count": (namespace.COUNT_SQL, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
+    "blocks": (
+        namespace.BLOCKS_SQL,
+        ["SEARCH block USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
+    ),
+    "load nodes": (rows.NODES + _TWO, [_INODE.format("inode")]),
+    "load names": (rows.NAMES.format(values_list([(1, b"a"), (1, b"b")])[0]), [_ENTRY]),
+    "load blocks": (
+        rows.BLOCKS.format(values_list([(1, 2, 3), (4, 5, 6)])[0]),
+        ["SEARCH b USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
+    ),
+    "names of": (rows.NAMES_OF, ["SEARCH dentry USING INDEX dentry_ino (fs=? AND ino=?)"]),
+    "children": (rows.CHILDREN.format(_TWO), ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
+    "unpin": (
+        f"DELETE FROM inode WHERE {pins.ONLY_SEEN}",
+        ["SEARCH inode USING INDEX inode_died (fs=? AND died>? AND died<?)"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with Bench(tmp_path_factory.mktemp("plans")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_plan(bench: Bench, name: str) -> None:
+    text, wanted = PLANS[name]
+    plan = bench.service.db.read(
+        lambda tx: [row[3] for row in tx.all("EXPLAIN QUERY PLAN " + text, [1] * text.count("?"))]
+    )
+    searches = [line for line in plan if line.startswith("SEARCH")]
+    assert searches == wanted
+    # What is scanned is a list of constants or the one row of a count, never a table.
+    assert all("CONSTANT ROW" in line or line in ("SCAN k", "SCAN c") for line in plan if "SCAN" in line), (
+        plan
+    )
