@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support import leftovers
 from support.postgres import postgres_server  # noqa: F401 - a fixture for all
-from support.seaweed import seaweed_server  # noqa: F401
+from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
 from support.server import server, shared_fs, shared_server  # noqa: F401
 from support.wait import wait_for
 
@@ -33,23 +33,34 @@ def pytest_configure(config: pytest.Config) -> None:
     faulthandler.enable()
 
 
+def missing() -> dict[str, str]:
+    """Marker → why the tests that bear it cannot run here."""
+    found = {}
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        found["kernel"] = "/dev/fuse is absent or not accessible"
+    if os.geteuid() != 0 or not os.path.exists("/dev/loop-control"):
+        found["loop"] = "no loop devices, or not root"
+    return found
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--all`: long tests are left out; without /dev/fuse those marked kernel, each by name.
+    """Without `--all`: long tests are left out, and those whose need is missing here, each by name.
 
     With `--all` nothing is left out: what cannot run here fails.
     """
     if config.getoption("--all"):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
-    dropped = list(long)
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        kernel = [i for i in items if i.get_closest_marker("kernel") and i not in long]
-        _cannot.extend(item.nodeid for item in kernel)
-        dropped += kernel
+    here = missing()
+    kept, dropped = [], []
+    for item in items:
+        why = [reason for marker, reason in here.items() if item.get_closest_marker(marker)]
+        long = item.get_closest_marker("long")
+        if why and not long:
+            _cannot.append(f"{item.nodeid}: {why[0]}")
+        (dropped if long or why else kept).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        gone = set(map(id, dropped))
-        items[:] = [item for item in items if id(item) not in gone]
+        items[:] = kept
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,7 +86,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _cannot:
-        terminalreporter.section("cannot run here: /dev/fuse is absent or not accessible")
+        terminalreporter.section("left out because they cannot run here (with --all they fail)")
         for name in _cannot:
             terminalreporter.line(name)
     if _left:

@@ -10,6 +10,7 @@ import pytest
 from support.loopdisk import LoopDisk
 
 
+@pytest.mark.loop
 def test_a_restart_keeps_what_was_synced_and_loses_the_rest(tmp_path: Path) -> None:
     with LoopDisk(tmp_path / "a", 16) as disk:
         synced, left = disk.path / "synced", disk.path / "left"
