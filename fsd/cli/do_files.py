@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from fsd.cli.context import Context, path_bytes, remote_path
 from fsd.cli.output import Document, Raw, align, visible
 from fsd.client.files import Files, FindFilter
 from fsd.client.http import Http
-from fsd.model.errors import UsageError
+from fsd.model.errors import PosixError, UsageError
 
 KIND_LETTERS: Final = {
     "file": "-",
@@ -77,7 +78,13 @@ def ls(context: Context, args: SimpleNamespace) -> Document:
     after: str | None = args.after
     while True:
         room = None if args.limit is None else args.limit - len(entries)
-        page = api.page(path, recursive=args.recursive, after=after, **_limit(room))
+        try:
+            page = api.page(path, recursive=args.recursive, after=after, **_limit(room))
+        except PosixError as exc:
+            if exc.errno != errno.ENOTDIR:
+                raise
+            about = api.stat(path)  # a file lists as itself
+            page = {"path": about["path"], "entries": [about], "next_after": None}
         entries += page["entries"]
         after = page.get("next_after")
         if after is None or (args.limit is not None and len(entries) >= args.limit):

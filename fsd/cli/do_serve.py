@@ -6,21 +6,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fsd.cli.context import Context
+from fsd.cli.env import Environment, make_claim
 from fsd.cli.output import Raw
 
 
 def serve(context: Context, args: SimpleNamespace) -> Raw:
     from fsd.server.serve import ServeOptions, run
 
-    # The claim reads --admin-key-file and FSD_ADMIN_KEY; without either the server makes DIR/admin.key.
+    # Flags alone: a server must not take the region or the key that its shell holds for another one.
+    given = make_claim(Environment({}), args, context.streams.stdin)
     options = ServeOptions(
         data_dir=Path(args.data_dir),
         listen=args.listen,
-        region=context.claim.region or "local",
+        region=given.region or "local",
         public_url=args.public_url,
         database=args.database,
         blobs=args.blobs,
-        admin_key=context.claim.admin_key,
+        admin_key=given.admin_key,
         tls_cert=Path(args.tls_cert) if args.tls_cert else None,
         tls_key=Path(args.tls_key) if args.tls_key else None,
         insecure=args.insecure,

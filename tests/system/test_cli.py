@@ -179,6 +179,7 @@ def test_files_in_the_short_spelling(shared_fs: TestFs, tmp_path: Path) -> None:
     names = fsd(shared_fs, "ls", "/tasks", "--query", "entries[].name").json
     assert names == ["a b", "copy", "from-stdin"]
     assert fsd(shared_fs, "ls", "/tasks", "--output", "text").text == "a b/\ncopy\nfrom-stdin\n"
+    assert fsd(shared_fs, "ls", "/tasks/copy", "--query", "entries[].name").json == ["copy"]
     deep = fsd(shared_fs, "ls", "-r", "/", "--query", "entries[].path").json
     assert "/tasks/a b/plan.md" in deep
 
@@ -496,9 +497,7 @@ def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) 
     )
     try:
         assert copy.stdin is not None
-        copy.stdin.write(
-            b"x" * 9_000_000
-        )  # more than it keeps in memory, so it is sending
+        copy.stdin.write(b"x" * 9_000_000)  # more than it keeps in memory, so it is sending
         copy.stdin.flush()
         copy.send_signal(signal.SIGINT)
         out, err = copy.communicate(timeout=30)
@@ -508,3 +507,22 @@ def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) 
     assert out == b""
     assert b"Traceback" not in err
     assert fsd(shared_fs, "stat", "/half", code=5)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["fsd", "moun"], {"mount", "mounts"}),
+        (["fsd", "journal", "ver"], {"verify"}),
+        (["fsd", "journal", "append", "--entry-j"], {"--entry-json"}),
+        (["fsd", "cp", "--rec"], {"--recursive"}),
+    ],
+)
+def test_completion_in_bash(typed: list[str], offered: set[str]) -> None:
+    words = " ".join(f"'{word}'" for word in typed)
+    script = (
+        f'eval "$({sys.executable} -m fsd completion bash)"; COMP_WORDS=({words}); '
+        f'COMP_CWORD={len(typed) - 1}; _fsd; printf "%s\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=True, text=True)
+    assert set(done.stdout.split()) == offered
