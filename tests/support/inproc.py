@@ -1,0 +1,135 @@
+"""The server in the same process: `InProcess` is a `Remote` over a real `Service`, with faults on demand.
+
+Everything that travels is encoded and decoded as on the wire, so that a test meets the same types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fsd.model.attrs import Attr, Entry
+from fsd.model.errors import Unavailable
+from fsd.remote.api import PreviousSession, SessionInfo, SessionStart
+from fsd.service.access import ADMIN_GRANT, FsRef
+from fsd.service.open import Service
+from fsd.service.sessions import SessionInfo as ServerInfo
+from fsd.wire import messages
+from fsd.wire.frame import Blob
+from fsd.wire.messages import Commit, CommitAnswer, FeedPage, commit_pieces, packb, read_answer, read_commit
+
+
+def no_fault(route: str) -> str:
+    return "pass"
+
+
+class InProcess:
+    """`fault(route)` is asked before each call: "pass", "refuse" (nothing reaches the server), "lose" (the
+    server acts, the reply is lost), "double" (it acts twice, the second reply comes back)."""
+
+    def __init__(self, service: Service, fs: FsRef, fault: Callable[[str], str] = no_fault) -> None:
+        self.service = service
+        self.fs = fs
+        self.fault = fault
+        self.calls: list[str] = []
+
+    def _call(self, route: str, fn: Callable[[], Any]) -> Any:
+        self.calls.append(route)
+        how = self.fault(route)
+        if how == "refuse":
+            raise Unavailable(f"{route}: refused by the test")
+        answer = fn()
+        if how == "double":
+            answer = fn()
+        if how == "lose":
+            raise Unavailable(f"{route}: reply lost by the test")
+        return answer
+
+    def start_session(self, info: SessionInfo) -> SessionStart:
+        given = ServerInfo(
+            info.mount_id, info.host, info.path, info.remote_path, info.read_only, info.version
+        )
+        made = self._call("session", lambda: self.service.sessions.start(self.fs, given))
+        before = made.previous
+        previous = None
+        if before is not None:
+            pending = before["pending_at_last_report"]
+            previous = PreviousSession(
+                before["ended"],
+                before["last_commit_at"],
+                (pending["operations"], pending["files"], pending["bytes"]),
+            )
+        return SessionStart(made.session, made.ticket, made.seq, previous, "test", 1 << 20)
+
+    def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None:
+        self._call("end", lambda: self.service.sessions.end(self.fs, session, ended, pending))
+
+    def report(self, session: int, pending: tuple[int, int, int]) -> None:
+        self._call("report", lambda: self.service.sessions.report(self.fs, session, pending))
+
+    def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
+        body = b"".join(commit_pieces(commit))
+
+        def act() -> CommitAnswer:
+            answer = self.service.commits.commit(self.fs, read_commit(body), ADMIN_GRANT)
+            return read_answer(answer.encode())
+
+        return self._call("commit", act)
+
+    def upload(self, blobs: list[Blob], timeout: float) -> None:
+        self._call("upload", lambda: self.service.packs.store(self.fs.id, self.fs.name, blobs))
+
+    def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
+        def act() -> tuple[int, list[Any]]:
+            asked = messages.unpackb(packb(list(questions)), "questions")
+            seq, answers = self.service.namespace.ask(self.fs, asked)
+            answers = messages.unpackb(packb(answers), "answers")
+            return seq, [decode_answer(q, a) for q, a in zip(questions, answers)]
+
+        return self._call("ask", act)
+
+    def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
+        def act() -> tuple[list[Blob], list[bytes]]:
+            found = self.service.packs.read(self.fs.id, list(hashes))
+            return list(found.values()), [h for h in hashes if h not in found]
+
+        return self._call("blobs", act)
+
+    def changes(self, after: int, session: int, wait: float) -> FeedPage:
+        return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait))
+
+
+def _entry(row: Any) -> Entry | None:
+    return None if row is None else Entry(row[0], Attr._make(row[1]), row[2])
+
+
+def decode_answer(question: tuple[Any, ...], answer: Any) -> Any:
+    if answer is None:
+        return None
+    kind = question[0]
+    if kind == messages.LOOKUP:
+        one, whole = answer
+        return _entry(one), None if whole is None else [_entry(row) for row in whole]
+    if kind == messages.LIST:
+        return [_entry(row) for row in answer[0]], answer[1]
+    if kind == messages.ATTRS:
+        return [None if row is None else Attr._make(row) for row in answer]
+    if kind == messages.PATH:
+        return [_entry(row) for row in answer]
+    if kind == messages.TREE:
+        return [(ino, [_entry(row) for row in rows]) for ino, rows in answer]
+    return answer
+
+
+class NoCache:
+    """A cache that holds nothing, or what it was given (`keep`)."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.held: dict[bytes, bytes] | None = {} if keep else None
+
+    def get(self, digest: bytes) -> bytes | None:
+        return None if self.held is None else self.held.get(digest)
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        if self.held is not None:
+            self.held[digest] = data
