@@ -1,0 +1,342 @@
+"""Copies in every direction against a real server: trees, names, streams, resumption, faults."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.proxy import CUT_REQUEST, HTML_502, LOSE_REPLY, FaultProxy, on, truncate
+from support.server import Server, TestFs
+
+from fsd.client.download import download
+from fsd.client.files import Files, raw_path
+from fsd.client.http import Http, HttpOptions
+from fsd.client.identity import Claim, data_identity
+from fsd.client.sources import SPOOL_MAX
+from fsd.client.transfer import CopyOptions, Progress, copy_remote, download_stream
+from fsd.client.upload import upload, upload_stream
+from fsd.host.seam import Host
+from fsd.model.errors import Conflict, FsdError, NotAuthenticated, NotFound, Unavailable, UsageError
+
+MIB = 1024 * 1024
+TREE = CopyOptions(recursive=True)
+ONE = CopyOptions()
+
+
+def connect(fs: TestFs, endpoint: str | None = None, **options: float) -> Files:
+    identity = data_identity(Claim(token=fs.token, endpoint=endpoint))
+    return Files(Http(identity, Host(), HttpOptions(**options)))
+
+
+@pytest.fixture
+def files(shared_fs: TestFs) -> Files:
+    return connect(shared_fs)
+
+
+@pytest.fixture
+def proxy(shared_server: Server) -> Iterator[FaultProxy]:
+    with FaultProxy(shared_server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> bytes:
+    return os.fsencode(tmp_path)
+
+
+def write(path: bytes, data: bytes, mode: int = 0o644, mtime_ns: int | None = None) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as out:
+        out.write(data)
+    os.chmod(path, mode)
+    if mtime_ns is not None:
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def read(path: bytes) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def tree_of(top: bytes) -> dict[bytes, tuple[object, ...]]:
+    """Everything a copy must keep, by path below `top`."""
+    found: dict[bytes, tuple[object, ...]] = {}
+    for directory, names, file_names in os.walk(top):
+        for name in [*names, *file_names]:
+            path = os.path.join(directory, name)
+            there = os.lstat(path)
+            below = os.path.relpath(path, top)
+            if stat.S_ISLNK(there.st_mode):
+                found[below] = ("link", os.readlink(path))
+            elif stat.S_ISDIR(there.st_mode):
+                found[below] = ("dir", stat.S_IMODE(there.st_mode), there.st_mtime_ns)
+            else:
+                found[below] = ("file", stat.S_IMODE(there.st_mode), there.st_mtime_ns, read(path))
+    return found
+
+
+def make_tree(top: bytes) -> None:
+    write(top + b"/README", b"readme\n", 0o644, 1_600_000_000_111_222_333)
+    write(top + b"/bin/tool", b"#!/bin/sh\n", 0o755, 1_500_000_000_000_000_001)
+    write(top + b"/deep/er/still/\xff\xfe name", b"bytes" * 1000, 0o600)
+    write(top + b"/empty", b"")
+    write(top + b"/big", os.urandom(3 * MIB + 5), 0o640)
+    os.makedirs(top + b"/nothing/in/here")
+    os.symlink(b"../README", top + b"/bin/link")
+    os.symlink(b"/nowhere/at all", top + b"/broken")
+    os.chmod(top + b"/deep", 0o700)
+    os.utime(top + b"/nothing", ns=(10**18, 10**18 + 7))
+
+
+def test_a_tree_goes_up_and_comes_down_equal(files: Files, here: bytes) -> None:
+    make_tree(here + b"/src")
+    up = upload(files, here + b"/src", b"/copy", TREE)
+    assert up.ok and (up.files, up.symlinks) == (5, 2)
+    down = download(files, b"/copy", here + b"/back", TREE)
+    assert down.ok and down.files == 5 and down.bytes == up.bytes
+    assert tree_of(here + b"/back") == tree_of(here + b"/src")
+
+
+def test_a_tree_copied_within_the_server_is_equal(files: Files, here: bytes) -> None:
+    make_tree(here + b"/src")
+    upload(files, here + b"/src", b"/a", TREE)
+    done = copy_remote(files, b"/a", b"/b/c", TREE)
+    assert done.ok and done.files == 5
+    download(files, b"/b/c", here + b"/back", TREE)
+    assert tree_of(here + b"/back") == tree_of(here + b"/src")
+    with pytest.raises(UsageError, match="into itself"):
+        copy_remote(files, b"/a", b"/a/below", TREE)
+
+
+def test_where_a_copy_goes(files: Files, here: bytes) -> None:
+    write(here + b"/f", b"x")
+    files.mkdir(b"/dir")
+    for target, lands in (
+        (b"/named", b"/named"),
+        (b"/dir", b"/dir/f"),
+        (b"/new/", b"/new/f"),
+        (b"/a/b/c", b"/a/b/c"),
+    ):
+        assert upload(files, here + b"/f", target, ONE).target_path == lands.decode()
+        assert files.stat(lands)["kind"] == "file"
+    os.mkdir(here + b"/into")
+    download(files, b"/dir/f", here + b"/into", ONE)
+    download(files, b"/dir/f", here + b"/into/g", ONE)
+    assert sorted(os.listdir(here + b"/into")) == [b"f", b"g"]
+    make_tree(here + b"/src")
+    for _ in range(2):  # the same command twice is the same copy
+        upload(files, here + b"/src", b"/tree", TREE)
+    assert b"/tree/README" in [raw_path(one) for one in files.list(b"/tree")]
+    assert b"/tree/src" not in [raw_path(one) for one in files.list(b"/tree")]
+    upload(files, here + b"/src", b"/tree/", TREE)
+    assert files.stat(b"/tree/src/README")["size_bytes"] == 7
+    with pytest.raises(UsageError, match="is a directory"):
+        upload(files, here + b"/src", b"/x", ONE)
+    with pytest.raises(UsageError, match="is a directory"):
+        download(files, b"/tree", here + b"/x", ONE)
+    with pytest.raises(NotFound):
+        upload(files, here + b"/absent", b"/x", ONE)
+    with pytest.raises(NotFound):
+        download(files, b"/absent", here + b"/x", ONE)
+
+
+def test_streams_in_and_out(files: Files) -> None:
+    small, large = b"plan\n" * 5, os.urandom(SPOOL_MAX + 3 * MIB + 1)
+    for data, where in ((small, b"/small"), (large, b"/large"), (b"", b"/empty")):
+        done = upload_stream(files, io.BytesIO(data), where, ONE)
+        assert done.bytes == len(data)
+        out = io.BytesIO()
+        assert download_stream(files, where, out) == len(data) and out.getvalue() == data
+    out = io.BytesIO()
+    download_stream(files, b"/large", out, offset=MIB - 3, length=7)
+    assert out.getvalue() == large[MIB - 3 : MIB + 4]
+    upload_stream(files, io.BytesIO(b"more"), b"/small", CopyOptions(append=True))
+    assert b"".join(files.read(b"/small")) == small + b"more"
+    with pytest.raises(Conflict):
+        upload_stream(files, io.BytesIO(b"x"), b"/small", CopyOptions(overwrite=False))
+
+
+def test_a_device_and_a_fifo_are_streams(files: Files, here: bytes) -> None:
+    os.mkfifo(here + b"/pipe")
+    feeder = threading.Thread(target=write, args=(here + b"/pipe", b"through a pipe"))
+    feeder.start()
+    upload(files, here + b"/pipe", b"/f", ONE)
+    feeder.join(10)
+    assert b"".join(files.read(b"/f")) == b"through a pipe"
+    assert download(files, b"/f", b"/dev/null", ONE).bytes == 14
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_what_is_no_file_is_told_and_left(files: Files, here: bytes) -> None:
+    write(here + b"/src/f", b"x")
+    os.mkfifo(here + b"/src/pipe")
+    done = upload(files, here + b"/src", b"/t", TREE)
+    assert done.ok and done.not_copied == [os.fsdecode(here) + "/src/pipe"] and done.files == 1
+
+
+def test_existing_targets(files: Files, here: bytes) -> None:
+    write(here + b"/f", b"new")
+    write(here + b"/src/f", b"new")
+    write(here + b"/src/g", b"g")
+    upload(files, here + b"/f", b"/t/f", ONE)
+    keep = CopyOptions(overwrite=False)
+    with pytest.raises(Conflict):
+        upload(files, here + b"/f", b"/t/f", keep)
+    with pytest.raises(Conflict):
+        download(files, b"/t/f", here + b"/f", keep)
+    write(here + b"/src/f", b"newer")
+    done = upload(files, here + b"/src", b"/t", CopyOptions(recursive=True, overwrite=False))
+    assert done.ok and (done.files, done.skipped) == (1, 1)
+    assert b"".join(files.read(b"/t/f")) == b"new"
+    files.remove(b"/t/g")
+    files.mkdir(b"/t/g")
+    done = upload(files, here + b"/src", b"/t", TREE)
+    assert [one.code for one in done.failed] == ["fs_error"] and "/src/g" in done.failed[0].path
+    assert b"".join(files.read(b"/t/f")) == b"newer", "one failure does not stop the rest"
+
+
+def test_a_target_that_is_a_symlink_is_written_through(files: Files, here: bytes) -> None:
+    write(here + b"/real", b"old")
+    os.symlink(b"real", here + b"/link")
+    upload_stream(files, io.BytesIO(b"new"), b"/f", ONE)
+    download(files, b"/f", here + b"/link", ONE)
+    assert os.path.islink(here + b"/link") and read(here + b"/real") == b"new"
+
+
+def test_resume_moves_only_what_is_missing(files: Files, here: bytes) -> None:
+    make_tree(here + b"/src")
+    upload(files, here + b"/src", b"/t", TREE)
+    files.remove(b"/t/bin/tool")
+    write(here + b"/src/README", b"changed\n")
+    again = CopyOptions(recursive=True, resume=True)
+    done = upload(files, here + b"/src", b"/t", again)
+    assert done.ok and (done.files, done.skipped) == (2, 5)
+    download(files, b"/t", here + b"/back", TREE)
+    os.unlink(here + b"/back/empty")
+    down = download(files, b"/t", here + b"/back", again)
+    assert down.ok and (down.files, down.skipped) == (1, 6)
+    assert tree_of(here + b"/back") == tree_of(here + b"/src")
+    assert copy_remote(files, b"/t", b"/t2", TREE).files == 5
+    assert copy_remote(files, b"/t", b"/t2", again).skipped == 7
+
+
+def test_an_interrupted_copy_is_finished_by_resume(
+    shared_fs: TestFs, files: Files, proxy: FaultProxy, here: bytes
+) -> None:
+    for at in range(60):
+        write(here + b"/src/%d/f" % (at % 6) + b"%d" % at, os.urandom(2000))
+    cut = connect(shared_fs, proxy.url, retry_for=0.1)
+    seen = 0
+
+    def progress(at: Progress) -> None:
+        nonlocal seen
+        seen = max(seen, at.files)
+        if at.files == 20:
+            proxy.always(HTML_502)
+
+    with pytest.raises(Unavailable):
+        upload(cut, here + b"/src", b"/t", TREE, progress)
+    assert 20 <= seen < 60
+    done = upload(files, here + b"/src", b"/t", CopyOptions(recursive=True, resume=True))
+    assert done.ok and done.skipped >= 20 and done.files + done.skipped == 60
+    download(files, b"/t", here + b"/back", TREE)
+    assert tree_of(here + b"/back") == tree_of(here + b"/src")
+
+
+def test_faults_on_the_way_are_repaired(shared_fs: TestFs, proxy: FaultProxy, here: bytes) -> None:
+    files = connect(shared_fs, proxy.url)
+    make_tree(here + b"/src")
+    for fault in (LOSE_REPLY, CUT_REQUEST, HTML_502):
+        proxy.next(fault, on("files"))
+        proxy.next(fault, on("actions"))
+    assert upload(files, here + b"/src", b"/t", TREE).ok
+    for fault in (truncate(700), truncate(MIB), LOSE_REPLY):
+        proxy.next(fault, on("files"))
+    proxy.next(truncate(100), on("list"))
+    assert download(files, b"/t", here + b"/back", TREE).ok
+    assert proxy.pending() == 0
+    assert tree_of(here + b"/back") == tree_of(here + b"/src")
+
+
+def test_a_large_stream_that_breaks_changes_nothing(
+    shared_fs: TestFs, files: Files, proxy: FaultProxy
+) -> None:
+    upload_stream(files, io.BytesIO(b"before"), b"/f", ONE)
+    cut = connect(shared_fs, proxy.url)
+    proxy.next(CUT_REQUEST, on("files"))
+    with pytest.raises(Unavailable):
+        upload_stream(cut, io.BytesIO(bytes(SPOOL_MAX) + b"x"), b"/f", ONE)
+    assert proxy.count("files") == 1, "a stream that cannot be read again is not sent again"
+    assert b"".join(files.read(b"/f")) == b"before"
+
+
+def test_a_source_that_fails_changes_nothing(files: Files) -> None:
+    class Breaking(io.RawIOBase):
+        left = SPOOL_MAX + 2 * MIB
+
+        def read(self, size: int = -1) -> bytes:
+            if self.left <= 0:
+                raise OSError(5, "the disk broke")
+            self.left -= size
+            return b"x" * size
+
+    upload_stream(files, io.BytesIO(b"before"), b"/f", ONE)
+    with pytest.raises(FsdError, match="Input/output"):
+        upload_stream(files, Breaking(), b"/f", ONE)  # type: ignore[arg-type]
+    assert b"".join(files.read(b"/f")) == b"before"
+
+
+def test_a_download_that_fails_leaves_the_old_file(shared_fs: TestFs, proxy: FaultProxy, here: bytes) -> None:
+    files = connect(shared_fs, proxy.url, retry_for=0.1)
+    upload_stream(files, io.BytesIO(os.urandom(2 * MIB)), b"/f", ONE)
+    write(here + b"/f", b"old")
+    proxy.always(truncate(20), on("files"))
+    with pytest.raises(Unavailable):
+        download(files, b"/f", here + b"/f", ONE)
+    assert os.listdir(here) == [b"f"] and read(here + b"/f") == b"old"
+
+
+def test_a_file_that_changes_while_copied_is_told(files: Files, here: bytes) -> None:
+    write(here + b"/log", b"x" * (2 * MIB))
+
+    def grow(_at: Progress) -> None:
+        with open(here + b"/log", "ab") as out:
+            out.write(b"y" * 10)
+
+    done = upload(files, here + b"/log", b"/log", ONE, grow)
+    assert not done.ok and done.changed == [os.fsdecode(here) + "/log"]
+    assert b"".join(files.read(b"/log"))[: 2 * MIB] == b"x" * (2 * MIB)
+
+    quiet: list[int] = []
+
+    def once(_at: Progress) -> None:
+        if not quiet:
+            quiet.append(1)
+            grow(_at)
+
+    assert upload(files, here + b"/log", b"/log", ONE, once).ok, "begun again, and then it held still"
+    assert b"".join(files.read(b"/log")) == read(here + b"/log")
+
+
+def test_conditions_travel(files: Files, here: bytes) -> None:
+    write(here + b"/f", b"1")
+    first = upload(files, here + b"/f", b"/f", ONE).revision
+    second = upload(files, here + b"/f", b"/f", CopyOptions(if_match=first)).revision
+    assert first is not None and second not in (None, first)
+    with pytest.raises(Conflict):
+        upload(files, here + b"/f", b"/f", CopyOptions(if_match=first))
+
+
+def test_a_wrong_token_and_a_plain_endpoint(shared_fs: TestFs, here: bytes) -> None:
+    write(here + b"/f", b"1")
+    wrong = shared_fs.token[:-3] + ("AAA" if shared_fs.token[-3:] != "AAA" else "BBB")
+    identity = data_identity(Claim(token=wrong))
+    with pytest.raises(NotAuthenticated):
+        upload(Files(Http(identity, Host())), here + b"/f", b"/f", ONE)
+    with pytest.raises(UsageError, match="plain http"):
+        data_identity(Claim(token=shared_fs.token, endpoint="http://192.0.2.1:80"))
