@@ -59,6 +59,5 @@ def test_plan(bench: Bench, name: str) -> None:
     searches = [line for line in plan if line.startswith("SEARCH")]
     assert searches == wanted
     # What is scanned is a list of constants or the one row of a count, never a table.
-    assert all("CONSTANT ROW" in line or line in ("SCAN k", "SCAN c") for line in plan if "SCAN" in line), (
-        plan
-    )
+    scans = [line for line in plan if line.startswith("SCAN") and "CONSTANT ROW" not in line]
+    assert set(scans) <= {"SCAN k", "SCAN c"}
