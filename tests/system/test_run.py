@@ -1,0 +1,215 @@
+"""`fsd run` without a kernel mount: pull, run, push against its base, also after failures and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import die_with_parent
+from support.proxy import HTML_502, LOSE_REPLY, FaultProxy, on
+from support.server import Server, TestFs, clean_env
+from support.wait import wait_for
+
+from fsd.client.files import Files, PutOptions, raw_path
+from fsd.client.http import BytesBody, Http, HttpOptions
+from fsd.client.identity import Claim, data_identity
+from fsd.client.run import RunOptions, RunResult, push_left, run
+from fsd.host.seam import Host
+from fsd.model.errors import Busy, Unavailable, UsageError
+
+
+def connect(fs: TestFs, endpoint: str | None = None, **options: float) -> Files:
+    identity = data_identity(Claim(token=fs.token, endpoint=endpoint))
+    return Files(Http(identity, Host(), HttpOptions(**options)))
+
+
+@pytest.fixture
+def files(shared_fs: TestFs) -> Files:
+    made = connect(shared_fs)
+    for path in (b"/w/a", b"/w/b", b"/w/d/c", b"/w/d/\xff"):
+        put(made, path, b"old " + path)
+    made.symlink(b"a", b"/w/link")
+    return made
+
+
+@pytest.fixture
+def proxy(shared_server: Server) -> Iterator[FaultProxy]:
+    with FaultProxy(shared_server.url) as made:
+        yield made
+
+
+def put(files: Files, path: bytes, data: bytes, **options: Any) -> None:
+    files.write(path, BytesBody(data), PutOptions(**options))
+
+
+def get(files: Files, path: bytes) -> bytes:
+    return b"".join(files.read(path))
+
+
+def names(files: Files) -> list[bytes]:
+    return [raw_path(one)[3:] for one in files.list(b"/w", recursive=True)]
+
+
+def shell(files: Files, tmp_path: Path, script: str, **more: Any) -> RunResult:
+    options = RunOptions(
+        more.pop("path", b"/w"),
+        ["/bin/sh", "-ec", script],
+        clean_env(),
+        tmp_path / "base",
+        label="host",
+        **more,
+    )
+    return run(files, options)
+
+
+def nothing_left(tmp_path: Path) -> bool:
+    return not list((tmp_path / "base").iterdir())
+
+
+def test_what_changed_is_pushed_and_nothing_else(files: Files, tmp_path: Path) -> None:
+    before = {path: files.stat(path)["revision"] for path in (b"/w/b", b"/w/d/\xff")}
+    done = shell(
+        files,
+        tmp_path,
+        "test \"$(cat link)\" = 'old /w/a'; echo new > a; mkdir -p n/e; echo x > n/e/w; rm d/c;"
+        " ln -sfn b link; ln -s nowhere l2; chmod 600 b; mkfifo pipe",
+    )
+    assert (done.exit_code, done.left, done.pushed.conflicts) == (0, None, [])
+    assert get(files, b"/w/a") == b"new\n" and get(files, b"/w/n/e/w") == b"x\n"
+    assert names(files) == [b"a", b"b", b"d", b"d/\xff", b"l2", b"link", b"n", b"n/e", b"n/e/w"]
+    assert (files.stat(b"/w/link")["target"], files.stat(b"/w/b")["mode"]) == ("b", "600")
+    assert {path: files.stat(path)["revision"] for path in before} == before
+    assert (done.pushed.files, done.pushed.removed, done.pushed.not_pushed) == (2, 1, ["pipe"])
+    assert nothing_left(tmp_path)
+
+
+def test_a_new_subtree_begins_empty(files: Files, tmp_path: Path) -> None:
+    done = shell(files, tmp_path, "echo first > f", path=b"/tasks/new")
+    assert done.exit_code == 0 and get(files, b"/tasks/new/f") == b"first\n"
+    with pytest.raises(UsageError, match="no directory"):
+        shell(files, tmp_path, "true", path=b"/w/a")
+    assert nothing_left(tmp_path)
+
+
+def test_kinds_that_change(files: Files, tmp_path: Path) -> None:
+    done = shell(files, tmp_path, "rm a; mkdir a; echo x > a/x; rm -r d; echo f > d; rm link; mkdir link")
+    assert done.exit_code == 0, done
+    assert names(files) == [b"a", b"a/x", b"b", b"d", b"link"] and get(files, b"/w/d") == b"f\n"
+
+
+def test_the_push_happens_after_a_failure_and_a_missing_command(files: Files, tmp_path: Path) -> None:
+    done = shell(files, tmp_path, "echo new > a; exit 3")
+    assert done.exit_code == 3 and get(files, b"/w/a") == b"new\n"
+    done = shell(files, tmp_path, "echo newer > a; kill -9 $$")
+    assert done.exit_code == 137 and get(files, b"/w/a") == b"newer\n"
+    missing = RunOptions(b"/w", ["/no/such/command"], {}, tmp_path / "base")
+    assert run(files, missing).exit_code == 127
+    assert nothing_left(tmp_path)
+
+
+def test_a_file_changed_by_both_is_kept_twice(files: Files, shared_fs: TestFs, tmp_path: Path) -> None:
+    (tmp_path / "go").write_text("")
+    other = connect(shared_fs)
+    put(other, b"/w/e", b"e")
+
+    def change() -> None:
+        put(other, b"/w/a", b"theirs")
+        other.remove(b"/w/b")
+        put(other, b"/w/d/c", b"theirs")
+        put(other, b"/w/n", b"theirs")
+        put(other, b"/w/dir", b"theirs")
+        other.symlink(b"theirs", b"/w/link", overwrite=True)
+
+    script = (
+        "echo ours > a; echo ours > b; rm d/c; echo ours > n; mkdir dir; echo x > dir/x; ln -sfn ours link;"
+        f" echo > {tmp_path}/ready; while test -e {tmp_path}/go; do sleep 0.02; done"
+    )
+    pid = os.fork()
+    if pid == 0:
+        wait_for(lambda: (tmp_path / "ready").exists(), 30, "the command")
+        change()
+        (tmp_path / "go").unlink()
+        os._exit(0)
+    done = shell(files, tmp_path, script)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert done.command_exit == 0 and done.exit_code == 1 and done.left is None
+    kept = {clash.path: clash.kept_as.encode() for clash in done.pushed.conflicts}
+    assert set(kept) == {"a", "b", "d/c", "n", "dir", "link"}
+    for name in ("a", "n"):
+        assert get(files, b"/w/" + name.encode()) == b"theirs"
+        assert get(files, kept[name]) == b"ours\n" and b".conflict-host-" in kept[name]
+    assert kept["b"] == b"/w/b" and get(files, b"/w/b") == b"ours\n", "what was removed comes back"
+    assert kept["d/c"] == b"" and get(files, b"/w/d/c") == b"theirs", "a removal loses"
+    assert get(files, b"/w/dir") == b"theirs" and get(files, kept["dir"] + b"/x") == b"x\n"
+    assert files.stat(b"/w/link")["target"] == "theirs" and files.stat(kept["link"])["target"] == "ours"
+
+
+def test_what_cannot_be_pushed_stays_and_is_pushed_later(
+    files: Files, shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    cut = connect(shared_fs, proxy.url, retry_for=0.1)
+    work = tmp_path / "work"
+    proxy.always(HTML_502, lambda request: request.method != "GET")
+    done = shell(cut, tmp_path, "echo new > a; rm b; echo n > new", work_dir=work)
+    assert done.exit_code == 6 and done.left == work and isinstance(done.error, Unavailable)
+    assert (work / "tree/a").read_text() == "new\n" and get(files, b"/w/a") == b"old /w/a"
+    with pytest.raises(Busy, match="could not push"):
+        shell(cut, tmp_path, "true", work_dir=work)
+    assert push_left(cut, work).exit_code == 6
+    proxy.clear()
+    proxy.next(LOSE_REPLY, on("files"))
+    proxy.next(LOSE_REPLY, on("actions"))
+    done = push_left(cut, work)
+    assert done.exit_code == 0 and not done.pushed.conflicts
+    assert get(files, b"/w/a") == b"new\n" and b"b" not in names(files) and b"new" in names(files)
+    with pytest.raises(UsageError):
+        push_left(cut, work)
+    assert shell(cut, tmp_path, "true", work_dir=work).exit_code == 0
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from fsd.client.files import Files
+from fsd.client.http import Http
+from fsd.client.identity import Claim, data_identity
+from fsd.client.run import RunOptions, run
+from fsd.host.seam import Host
+files = Files(Http(data_identity(Claim(token=sys.argv[1])), Host()))
+options = RunOptions(b"/w", ["/bin/sh", "-c", sys.argv[3]], {"PATH": "/usr/bin:/bin"}, Path(sys.argv[2]))
+sys.exit(run(files, options).exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_signal_ends_the_command_and_the_push_still_happens(
+    files: Files, shared_fs: TestFs, tmp_path: Path, number: int, stubborn: bool
+) -> None:
+    ready, got, fifo = tmp_path / "ready", tmp_path / "got", tmp_path / "fifo"
+    # Blocks in the shell itself, on a fifo nobody writes to: a child process could outlive the test.
+    block = f"echo > {ready}; while read x <> {fifo}; do :; done"
+    if stubborn:
+        block = f"trap 'echo > {got}' TERM INT HUP; echo > {ready}; while :; do read x <> {fifo}; done"
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-c", CHILD, shared_fs.token, str(tmp_path / "base")),
+            f"echo new > a; mkfifo {fifo}; {block}",
+        ],
+        stdin=subprocess.DEVNULL,
+        env=clean_env(),
+        preexec_fn=die_with_parent,
+    )
+    wait_for(ready.exists, 30, "the command to be ready")
+    child.send_signal(number)
+    if stubborn and number == signal.SIGINT:
+        wait_for(got.exists, 30, "the command to ignore it")
+        child.send_signal(number)  # nothing but a second one ends what ignores ^C
+    assert child.wait(30) == (137 if stubborn else 128 + number)
+    assert get(files, b"/w/a") == b"new\n" and nothing_left(tmp_path)
