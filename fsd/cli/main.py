@@ -15,7 +15,7 @@ from fsd import __version__
 from fsd.cli import helptext, parse, table
 from fsd.cli.context import Context, Streams
 from fsd.cli.env import Environment, redactor
-from fsd.cli.output import Document, Raw, Result, error_json, error_text, render
+from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render
 from fsd.cli.table import Table
 from fsd.model.errors import FsdError, InternalError, Unsupported, UsageError
 
@@ -197,9 +197,7 @@ def _check_query(context: Context) -> None:
             "--query: this command gives bytes, not a document (output.query_not_supported)",
             hint="leave --query out",
         )
-    from fsd.cli.output import search
-
-    search(context.args.query, None)  # a wrong expression must not be found after the work is done
+    check_query(context.args.query)  # a wrong expression must not be found after the work is done
 
 
 def _dry_run(context: Context) -> Document:

@@ -50,15 +50,29 @@ def render(document: Document, format: str, query: str | None) -> str:
     return plain(value)
 
 
+def check_query(query: str) -> None:
+    """Raises `UsageError` when `query` is no JMESPath expression."""
+    import jmespath
+
+    try:
+        jmespath.compile(query)
+    except jmespath.exceptions.JMESPathError as exc:
+        raise _bad_query(query, exc, "") from exc
+
+
 def search(query: str, value: Any) -> Any:
-    """JMESPath `query` on `value`; raises `UsageError` when the expression is wrong."""
+    """JMESPath `query` on `value`; raises `UsageError` when it cannot be applied."""
     import jmespath
 
     try:
         return jmespath.search(query, value)
     except jmespath.exceptions.JMESPathError as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else "invalid expression"
-        raise UsageError(f"--query {query!r}: {reason}") from exc
+        raise _bad_query(query, exc, "the command itself was done") from exc
+
+
+def _bad_query(query: str, exc: Exception, hint: str) -> UsageError:
+    reason = str(exc).splitlines()[0] if str(exc) else "invalid expression"
+    return UsageError(f"--query {query!r}: {reason}", hint=hint)
 
 
 def scalar(value: Any) -> str:

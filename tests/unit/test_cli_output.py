@@ -74,6 +74,14 @@ def test_a_wrong_query_is_found_before_the_work_is_done() -> None:
     assert "--query 'a['" in found.err
 
 
+def test_a_query_is_applied_to_the_result_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "call", lambda *_: Document({"a": 1, "b": 2}))
+    assert inside("stat", "/x", "--query", "keys(@)", env=ENV).json == ["a", "b"]
+    found = inside("stat", "/x", "--query", "keys(a)", env=ENV)
+    assert found.code == 2
+    assert "the command itself was done" in found.err
+
+
 def test_commands_that_give_bytes_refuse_a_query() -> None:
     found = inside("fs", "read-file", "--path", "/x", "--query", "a", env=ENV)
     assert found.code == 2
