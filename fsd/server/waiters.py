@@ -97,7 +97,8 @@ class Waiters:
                 log.warning("long polls: cannot ask for heads: %s", exc)
                 continue
             for subject, head in now.items():
-                if known.get(subject, head) != head:
+                # One not seen before may have changed since its poll looked: it looks once more.
+                if known.get(subject) != head:
                     self.wake(subject)
             known = now
         self._checker = None

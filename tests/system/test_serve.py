@@ -97,10 +97,13 @@ def test_the_admin_key_is_made_once_and_can_be_given(tmp_path: Path) -> None:
         assert server.admin_key == key
         assert server.admin("GET", "/v1/file-systems").status == 200
         server.stop()
-        server.env = {"FSD_ADMIN_KEY": "given-by-the-environment"}
+        given = tmp_path / "given"
+        given.write_text("given-by-the-operator\n")
+        given.chmod(0o600)
+        server.options = ("--admin-key-file", str(given))
         server.restart()
         assert server.admin("GET", "/v1/file-systems").status == 401
-        assert server.ask("GET", "/v1/file-systems", token="given-by-the-environment").status == 200
+        assert server.ask("GET", "/v1/file-systems", token="given-by-the-operator").status == 200
     finally:
         server.end()
 

@@ -1,0 +1,279 @@
+"""Control plane, idempotency keys and journals on both engines, without HTTP; two replicas on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.postgres import PostgresServer
+from support.server import Server
+from support.wait import wait_for
+
+from fsd.host.seam import Host
+from fsd.meta.database import Tx
+from fsd.model.errors import Busy, Conflict, FsdError, IdempotencyMismatch, NotAuthenticated, NotFound
+from fsd.model.limits import IDEMPOTENCY_KEEP
+from fsd.service import evidence
+from fsd.service.access import FsRef, Grant
+from fsd.service.entries import Envelope, check_entries
+from fsd.service.evidence import Search
+from fsd.service.idempotency import Answer, Call
+from fsd.service.journals import Append
+from fsd.service.open import Service, ServiceOptions, open_service
+from fsd.wire.strictjson import dumps, loads
+
+WHO = Grant("tok_x", "worker", "owner")
+ENVELOPE = Envelope("agent", "t", "agent:w", (("k", "v"),))
+
+
+class Clock:
+    """A wall clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000 * 10**9
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def service(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Service]:
+    url = None
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh()
+    made = open_service(ServiceOptions(tmp_path, database=url), replace(Host(), wall_ns=clock))
+    made.tokens.announce({"r1": "http://127.0.0.1:1", "r2": "http://127.0.0.1:2"}, b"master key")
+    yield made
+    made.close()
+
+
+def create(service: Service, name: str = "x") -> tuple[FsRef, str]:
+    """A filesystem and its token."""
+    made = service.db.write(lambda tx: service.filesystems.create(tx, name, [("a", "b")]))
+    return service.filesystems.get(made["file_system_id"]), service.tokens.unseal(made)["fs_token"]
+
+
+def new_journal(service: Service, fs: FsRef, name: str = "j") -> None:
+    service.db.write(lambda tx: service.journals.create(tx, fs, name, ENVELOPE))
+
+
+def append(service: Service, fs: FsRef, text: str, key: str = "", name: str = "j") -> dict[str, Any]:
+    entries = check_entries(loads(text, "entries", exact=True))
+    return service.journals.append(fs, name, Append(entries, key, None, False), WHO)
+
+
+def test_filesystem_and_tokens_from_birth_to_end(service: Service, clock: Clock) -> None:
+    fs, token = create(service)
+    found, grant = service.tokens.authenticate(token, fs.name)
+    assert found == fs and grant.kind == "owner"
+    with pytest.raises(NotFound):
+        service.tokens.authenticate(token, "fs_" + "b" * 20)
+    made = service.db.write(lambda tx: service.tokens.create(tx, fs, "short", 60))
+    short = service.tokens.unseal(made)["fs_token"]
+    assert service.tokens.authenticate(short, fs.name)[1].label == "short"
+    clock.now += 60 * 10**9
+    with pytest.raises(NotAuthenticated, match="expired"):
+        service.tokens.authenticate(short, fs.name)
+    assert len(service.tokens.list(fs, include_expired=False, offset=0, limit=9)["tokens"]) == 1
+    new_journal(service, fs)
+    append(service, fs, '[{"type":"a"}]', "k")
+    kept, _ = create(service, "kept")
+    service.db.write(lambda tx: service.filesystems.delete(tx, fs.name))
+    with pytest.raises(NotFound):
+        service.tokens.authenticate(token, fs.name)
+    for _ in range(100):
+        if not service.filesystems.collect():
+            break
+    else:
+        raise AssertionError("a deleted filesystem is never gone")
+    for table in ("fs", "inode", "token"):
+        assert service.db.read(lambda tx, t=table: tx.one(f"SELECT count(*) FROM {t}")) == (1,)  # type: ignore[misc]
+    for table in ("journal", "journal_entry", "journal_append"):
+        assert service.db.read(lambda tx, t=table: tx.one(f"SELECT count(*) FROM {t}")) == (0,)  # type: ignore[misc]
+    assert service.filesystems.check(kept)["status"] == "ok"
+
+
+def test_one_effect_a_key_also_when_many_come_at_once(service: Service) -> None:
+    call = Call("scope", "k", b"d" * 32)
+
+    def effect(tx: Tx) -> Answer:
+        made = service.filesystems.create(tx, "raced", [])
+        return Answer(201, json.dumps(made["file_system_id"]).encode())
+
+    start = threading.Barrier(8)
+
+    def work(_: int) -> Answer:
+        start.wait(10)
+        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(work, range(8)))
+    assert len({answer.body for answer in answers}) == 1
+    assert sorted(answer.replayed for answer in answers) == [False] + [True] * 7
+    found = service.filesystems.list(display_name="raced", label=None, after="", limit=10)
+    assert len(found["file_systems"]) == 1
+    with pytest.raises(IdempotencyMismatch):
+        service.db.write(lambda tx: service.idempotency.run(tx, replace(call, digest=b"e" * 32), effect))
+
+
+def test_an_effect_that_fails_is_not_remembered_and_keys_expire(service: Service, clock: Clock) -> None:
+    call = Call("scope", "k", b"d" * 32)
+
+    def fail(tx: Tx) -> Answer:
+        tx.execute("INSERT INTO counter (name, value) VALUES ('x', 1)")
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        service.db.write(lambda tx: service.idempotency.run(tx, call, fail))
+    assert service.db.read(lambda tx: tx.one("SELECT 1 FROM counter WHERE name='x'")) is None
+    good = service.db.write(lambda tx: service.idempotency.run(tx, call, lambda tx: Answer(200, b"1")))
+    assert not good.replayed
+    clock.now += int(IDEMPOTENCY_KEEP * 10**9) + 1
+    late = service.db.write(lambda tx: service.idempotency.run(tx, call, lambda tx: Answer(200, b"2")))
+    assert late == Answer(200, b"2")
+    assert service.idempotency.sweep() == 0
+    clock.now += int(IDEMPOTENCY_KEEP * 10**9) + 1
+    assert service.idempotency.sweep() == 1
+
+
+def test_a_guarded_effect_is_busy_while_it_runs_and_released_when_it_fails(service: Service) -> None:
+    call = Call("scope", "g", b"d" * 32)
+    inside: list[FsdError] = []
+
+    def effect() -> Answer:
+        with pytest.raises(Busy) as caught:
+            service.idempotency.guard(call, lambda: Answer(200, b"second"))
+        inside.append(caught.value)
+        return Answer(200, b"first")
+
+    assert service.idempotency.guard(call, effect) == Answer(200, b"first")
+    assert len(inside) == 1
+    assert service.idempotency.guard(call, effect) == Answer(200, b"first", replayed=True)
+    other = Call("scope", "h", b"d" * 32)
+    with pytest.raises(Conflict):
+        service.idempotency.guard(other, _fail)
+    assert service.idempotency.guard(other, lambda: Answer(200, b"x")) == Answer(200, b"x")
+
+
+def _fail() -> Answer:
+    raise Conflict("no")
+
+
+def test_journal_keeps_text_order_and_chain(service: Service, clock: Clock) -> None:
+    fs, _ = create(service)
+    new_journal(service, fs)
+    text = '[{"type":"a","n":1.10,"s":"\\u0000☃","status":"x\\u0000y","subjects":["f:1"]},{"type":"b"}]'
+    first = append(service, fs, text, "k1")
+    assert append(service, fs, text, "k1") == {**first, "idempotent": True}
+    clock.now += 10**9
+    append(service, fs, '[{"type":"b","actor":"human:me"}]')
+    texts, following = service.journals.read(fs, "j", 0, 10)
+    assert following == 3 and '"n":1.10' in texts[0]
+    given = loads(text, "text", exact=True)[0]
+    assert {k: v for k, v in loads(texts[0], "e", exact=True).items() if k in given} == given
+    assert dumps(loads(texts[0], "e", exact=True)) == texts[0]
+    result = evidence.verify(service.db, fs, "j", first["head_hash"])
+    assert result["ok"] and result["entries"] == 3
+
+    def found(**wanted: Any) -> list[int]:
+        texts, cursor = evidence.search(service.db, fs, Search(**wanted), "", 10)
+        assert cursor is None
+        return [json.loads(one)["entry"]["seq"] for one in texts]
+
+    assert found() == [1, 2, 3] and found(type="b") == [2, 3]
+    assert found(status="x\0y") == found(subjects=("f:1",)) == [1]
+    assert found(actor="human:me") == found(since=clock.now) == [3]
+    assert found(until=clock.now, labels=(("k", "v"),)) == [1, 2] and found(labels=(("k", "w"),)) == []
+    listed = evidence.list_journals(service.db, fs, "agent", (("k", "v"),), "", 10)
+    assert [one["journal_id"] for one in listed["journals"]] == ["j"]
+
+
+def test_journal_names_are_paged_by_code_point(service: Service) -> None:
+    fs, _ = create(service)
+    names = ["a", "B", "a-b", "a.b", "a_b", "Z", "0", "ab"]
+    for name in names:
+        new_journal(service, fs, name)
+    seen, after = [], ""
+    while True:
+        page = evidence.list_journals(service.db, fs, None, (), after, 3)
+        seen += [one["journal_id"] for one in page["journals"]]
+        if page["next_cursor"] is None:
+            break
+        after = page["next_cursor"]
+    assert seen == sorted(names)
+
+
+def test_concurrent_appends_from_two_services(service: Service, tmp_path: Path) -> None:
+    fs, _ = create(service)
+    new_journal(service, fs)
+    answers: list[tuple[int, int]] = []
+
+    def work(thread: int) -> None:
+        for at in range(10):
+            made = append(service, fs, f'[{{"type":"t","w":{thread},"at":{at}}},{{"type":"u"}}]')
+            answers.append((made["first_seq"], made["last_seq"]))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert sorted(answers) == [(n, n + 1) for n in range(1, 121, 2)]
+    assert evidence.verify(service.db, fs, "j", None)["entries"] == 120
+
+
+def test_two_replicas_answer_each_others_long_polls_and_revocations(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.fresh()
+    key = tmp_path / "key"
+    key.write_text("one-key-for-both-replicas\n")
+    key.chmod(0o600)
+    blobs = str(tmp_path / "blobs")
+    one, two = (
+        Server(tmp_path / name, "--database", url, "--blobs", blobs, "--admin-key-file", str(key))
+        for name in ("one", "two")
+    )
+    try:
+        one.start()
+        two.start()
+        admin = {"token": key.read_text().strip()}
+        created = one.ask("POST", "/v1/file-systems", {}, **admin)
+        assert created.status == 201, (created.body, one.log.read_text())
+        made = created.json
+        base, token = f"/v1/file-systems/{made['file_system_id']}", made["fs_token"]
+        assert one.ask("POST", base + "/journals", {"journal_id": "j"}, token=token).status == 201
+        got: list[Any] = []
+        poll = threading.Thread(
+            target=lambda: got.append(two.ask("GET", base + "/journals/j/entries?wait=25", token=token))
+        )
+        feed = threading.Thread(
+            target=lambda: got.append(two.ask("GET", base + "/changes?after=0&wait=25", token=token))
+        )
+        for thread in (poll, feed):
+            thread.start()
+        wait_for(
+            lambda: "fsd_long_polls_waiting 2" in two.ask("GET", "/metrics").body.decode(), 10, "the polls"
+        )
+        assert one.ask("PUT", base + "/files/x", b"data", token=token).status in (200, 201)
+        body = {"entries": [{"type": "a"}]}
+        assert one.ask("POST", base + "/journals/j/entries", body, token=token).status == 200
+        for thread in (poll, feed):
+            thread.join(10)
+        assert len(got) == 2 and all(one.status == 200 for one in got)
+        assert two.ask("GET", base + "/files/x", token=token).body == b"data"
+        tokens = two.ask("GET", base + "/tokens", **admin).json["tokens"]
+        two.ask("POST", f"{base}/tokens/{tokens[0]['token_id']}/disable", {}, **admin)
+        assert one.ask("GET", base + "/journals", token=token).status == 401
+    finally:
+        one.end()
+        two.end()
