@@ -1,4 +1,4 @@
-"""The server killed at each durable step of a commit: what was answered is there, the rest is applied once."""
+"""The server killed at each durable step of a commit: what was answered is there, the rest applied once."""
 
 from __future__ import annotations
 
