@@ -53,10 +53,12 @@ class _Node:
     target: str = ""
     # Between a truncation to nothing and the close or fsync behind it, no server may show the content.
     hidden: bool = False
+    digest: str | None = None  # of `data`, when it is known
 
     def value(self) -> Value:
-        content = self.target if self.kind == "l" else hashlib.sha256(self.data).hexdigest()
-        return Value(self.kind, self.mode, content)
+        if self.digest is None:
+            self.digest = self.target if self.kind == "l" else hashlib.sha256(self.data).hexdigest()
+        return Value(self.kind, self.mode, self.digest)
 
 
 def read_tree(root: Path) -> Found:
@@ -200,6 +202,7 @@ class History:
         if len(node.data) < off:
             node.data.extend(bytes(off - len(node.data)))
         node.data[off : off + len(data)] = data
+        node.digest = None
 
     def _do_open(self, time: int, call: dict[str, Any]) -> None:
         path, flags = call["path"], call["flags"]
@@ -209,6 +212,7 @@ class History:
             self._changed.add(call["h"])
         if flags & os.O_TRUNC and node.data:
             node.data.clear()
+            node.digest = None
             node.hidden = True
             self._changed.add(call["h"])
         self._handles[call["h"]] = (node, path, flags)
@@ -234,6 +238,7 @@ class History:
     def _do_ftruncate(self, time: int, call: dict[str, Any]) -> None:
         node, size = self._node(call), call["size"]
         self._changed.add(call["h"])
+        node.digest = None
         if size < len(node.data):
             del node.data[size:]
         else:
