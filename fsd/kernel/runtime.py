@@ -2,7 +2,11 @@
 
 `<mount id>.json` (0600) is written before mounting and kept after the end, so that `fsd wait-exit` can tell
 how it ended. `<mount id>.lock` is held (flock) by the supervisor and the daemon together: it is free only
-when both are gone. Imports neither pyfuse3 nor trio.
+when both are gone.
+
+Which directory it is depends on the environment, and a command may run in another one than the mount did
+(umount(8), cron). So a copy of the record, a pointer, lies in a place that depends on the user alone:
+/run/fsd as root, /tmp/fsd-<uid> else. Imports neither pyfuse3 nor trio.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class Record:
     log: str
     endpoint: str
     remote_path: str
+    runtime_dir: str
     pid: int = 0
     supervisor_pid: int = 0
     state: str = STARTING
@@ -49,8 +54,14 @@ class Record:
         return f"fsd:{self.file_system_id}:{self.mount_id}"
 
 
+def fixed_directory(uid: int) -> Path:
+    """Where pointers lie."""
+    return Path("/run/fsd") if uid == 0 else Path(f"/tmp/fsd-{uid}")
+
+
 class RuntimeDir:
-    """One runtime directory. `open` makes and checks it; reading needs no checks of its own."""
+    """One runtime directory. `make` makes and checks it. What is not found in it is looked for through the
+    pointers; only files of this user's count."""
 
     def __init__(self, path: Path, host: Host) -> None:
         self.path = path
@@ -71,6 +82,25 @@ class RuntimeDir:
     def socket_path(self, mount_id: str) -> Path:
         return self.path / f"{mount_id}.sock"
 
+    def home(self, record: Record) -> RuntimeDir:
+        """The directory the record's lock and updates are in."""
+        return (
+            self
+            if Path(record.runtime_dir) == self.path
+            else RuntimeDir(Path(record.runtime_dir), self._host)
+        )
+
+    def point(self, record: Record) -> None:
+        """Leave a pointer to `record`, and drop those to mounts whose directory is gone."""
+        fixed = RuntimeDir(fixed_directory(os.geteuid()), self._host)
+        if fixed.path == self.path:
+            return
+        fixed.make()
+        for old in fixed._own_records():
+            if not Path(old.runtime_dir).is_dir():
+                fixed.record_path(old.mount_id).unlink(missing_ok=True)
+        fixed.write(record)
+
     def write(self, record: Record) -> None:
         target = self.record_path(record.mount_id)
         temporary = target.with_name(f".{target.name}.{self._host.token_bytes(4).hex()}")
@@ -84,29 +114,46 @@ class RuntimeDir:
         return record
 
     def read(self, mount_id: str) -> Record:
-        """Raises `NotFound`."""
-        try:
-            raw = json.loads(self.record_path(mount_id).read_text())
-            known = Record.__dataclass_fields__
-            return Record(**{name: value for name, value in raw.items() if name in known})
-        except (OSError, ValueError, TypeError) as exc:
+        """The record, in this directory or where a pointer leads. Raises `NotFound`."""
+        found = self._load(mount_id)
+        if found is None:
+            pointer = RuntimeDir(fixed_directory(os.geteuid()), self._host)._load(mount_id)
+            if pointer is not None and Path(pointer.runtime_dir) != self.path:
+                found = RuntimeDir(Path(pointer.runtime_dir), self._host)._load(mount_id)
+        if found is None:
             raise NotFound(
                 f"no record of mount {mount_id} in {self.path}", hint="was it mounted by another user?"
-            ) from exc
+            )
+        return found
 
-    def records(self) -> list[Record]:
-        """Every readable record, by mount point."""
-        found = []
+    def _load(self, mount_id: str) -> Record | None:
+        """The record in this very directory; None when there is none that can be read and is ours."""
+        try:
+            with open(self.record_path(mount_id), encoding="utf-8") as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None
+                raw = json.load(file)
+            known = Record.__dataclass_fields__
+            return Record(**{name: value for name, value in raw.items() if name in known})
+        except (OSError, ValueError, TypeError, AttributeError):
+            # Absent, or written by something else: for every reader the same as absent.
+            return None
+
+    def _own_records(self) -> list[Record]:
         try:
             names = sorted(self.path.glob("*.json"))
         except OSError:
             return []
-        for name in names:
-            try:
-                found.append(self.read(name.stem))
-            except NotFound:
-                continue
-        return sorted(found, key=lambda record: record.mountpoint)
+        return [record for name in names if (record := self._load(name.stem)) is not None]
+
+    def records(self) -> list[Record]:
+        """Every record, those behind pointers too, by mount point."""
+        found = {record.mount_id: record for record in self._own_records()}
+        for pointer in RuntimeDir(fixed_directory(os.geteuid()), self._host)._own_records():
+            real = RuntimeDir(Path(pointer.runtime_dir), self._host)._load(pointer.mount_id)
+            if real is not None:
+                found.setdefault(real.mount_id, real)
+        return sorted(found.values(), key=lambda record: record.mountpoint)
 
     def lock(self, mount_id: str) -> int | None:
         """The family lock's fd, held until every copy of it is closed; None when somebody holds it."""
@@ -128,6 +175,13 @@ class RuntimeDir:
         os.close(fd)
         return False
 
+    def changed(self, mount_id: str) -> float:
+        """When the record was last written; 0 when it is gone."""
+        try:
+            return self.record_path(mount_id).stat().st_mtime
+        except OSError:
+            return 0.0
+
     def find(self, path: Path) -> Record:
         """The record of the mount at `path`, or of the last one there. Raises `NotFound`, `UsageError`."""
         place = resolve(path)
@@ -137,8 +191,8 @@ class RuntimeDir:
         if entry is not None and entry.fstype.startswith("fuse"):
             raise UsageError(f"{place} is a mount of something else ({entry.fstype}, {entry.source})")
         here = [record for record in self.records() if record.mountpoint == str(place)]
-        for record in sorted(here, key=lambda r: self.record_path(r.mount_id).stat().st_mtime, reverse=True):
-            return record
+        if here:
+            return max(here, key=lambda r: self.home(r).changed(r.mount_id))
         raise NotFound(f"nothing is mounted at {place}", hint="`fsd mounts` lists what is mounted here")
 
     def mounts_of(self, file_system_id: str) -> list[Record]:

@@ -28,7 +28,7 @@ from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
 from fsd.kernel.options import MountOptions
 from fsd.kernel.runtime import Record, RuntimeDir
-from fsd.model.errors import Busy, FsdError, InternalError, NoSpace
+from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound
 
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW: Final = 600.0
@@ -80,24 +80,36 @@ def mount(options: MountOptions, say: Say = to_stderr) -> int:
 
 def _lock(options: MountOptions, directory: RuntimeDir, say: Say) -> int:
     """The family lock. Waits, with a message, for a daemon that is detached and still sending."""
-    deadline = options.host.monotonic() + options.ready_timeout
+    begun = options.host.monotonic()
     told = False
     while True:
         fd = directory.lock(options.mount_id)
         if fd is not None:
             return fd
-        record = directory.read(options.mount_id)
-        waiting = record.state in (runtime.DETACHED, runtime.ENDED)
-        if not waiting or options.host.monotonic() > deadline:
-            what = "is still sending what was left" if waiting else f"is {record.state}"
+        state, pid = _holder(options, directory)
+        waited = options.host.monotonic() - begun
+        sending = state in (runtime.DETACHED, runtime.ENDED)
+        # A command that asks whether the mount lives holds the lock for a moment as well.
+        if waited > (options.ready_timeout if sending else 0.3):
             raise Busy(
-                f"the mount at {options.mountpoint} {what} (daemon {record.pid})",
+                f"the mount at {options.mountpoint} is "
+                + ("still sending what was left" if sending else state)
+                + (f" (daemon {pid})" if pid else ""),
                 hint=f"`fsd status {options.mountpoint}`, `fsd unmount {options.mountpoint}`",
             )
-        if not told:
+        if sending and not told:
             told = True
-            say(f"waiting for the previous daemon (pid {record.pid}) to send what was left")
+            say(f"waiting for the previous daemon (pid {pid}) to send what was left")
         _pace.wait(0.05)
+
+
+def _holder(options: MountOptions, directory: RuntimeDir) -> tuple[str, int]:
+    """State and daemon of the mount that holds the lock."""
+    try:
+        record = directory.read(options.mount_id)
+    except NotFound:
+        return runtime.STARTING, 0
+    return record.state, record.pid
 
 
 def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
@@ -121,18 +133,19 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
         raise FsdError(
             f"the state directory {own} cannot be made: {exc.strerror}", hint="choose --state-dir"
         ) from exc
-    directory.write(
-        Record(
-            mount_id=options.mount_id,
-            file_system_id=options.token.file_system_id,
-            mountpoint=str(place),
-            socket=str(directory.socket_path(options.mount_id)),
-            state_dir=str(own),
-            log=str(own / "daemon.log"),
-            endpoint=options.endpoint,
-            remote_path=options.remote_path.decode("utf-8", "backslashreplace"),
-        )
+    record = Record(
+        mount_id=options.mount_id,
+        file_system_id=options.token.file_system_id,
+        mountpoint=str(place),
+        socket=str(directory.socket_path(options.mount_id)),
+        state_dir=str(own),
+        log=str(own / "daemon.log"),
+        endpoint=options.endpoint,
+        remote_path=options.remote_path.decode("utf-8", "backslashreplace"),
+        runtime_dir=str(directory.path),
     )
+    directory.write(record)
+    directory.point(record)
 
 
 def _working_directory() -> Path:

@@ -101,6 +101,7 @@ def unmount(
     if entry is None:
         raise NotFound(f"nothing is mounted at {resolved}", hint="`fsd mounts` lists what is mounted here")
     record = directory.find(resolved)
+    directory = directory.home(record)
     try:
         answer = request(
             Path(record.socket),
@@ -139,6 +140,7 @@ def wait_exit(
     something is left.
     """
     record = directory.find(place)
+    directory = directory.home(record)
     if directory.alive(record.mount_id):
         if mountpoint.still_listed(Path(record.mountpoint), record.source):
             raise Busy(f"{record.mountpoint} is mounted", hint="unmount it first")
@@ -175,12 +177,12 @@ def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
         record = records.get(mount_id)
         row: dict[str, Any] = {"mount_path": str(entry.path), "mount_id": mount_id}
         row["file_system_id"] = entry.ids[0] if entry.ids else ""
-        row["state"] = record.state if record and directory.alive(mount_id) else "dead"
+        row["state"] = record.state if record and directory.home(record).alive(mount_id) else "dead"
         if record:
             row |= {"pid": record.pid, "state_dir": record.state_dir, "remote_path": record.remote_path}
         found.append(row)
     for mount_id, record in records.items():
-        if mount_id not in listed and directory.alive(mount_id):
+        if mount_id not in listed and directory.home(record).alive(mount_id):
             found.append(
                 {
                     "mount_path": record.mountpoint,
