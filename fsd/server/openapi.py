@@ -134,7 +134,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         "token", {200: _OCTETS, 206: _OCTETS}, headers=("Range", "If-Match")
     ),
     ("PUT", _ID + "/files/{path}"): Says(
-        "token", {200: "Stat", 201: "Stat"}, _PUT, _OCTETS, headers=("If-Match", "If-None-Match")
+        "token", {200: "Stat"}, _PUT, _OCTETS, headers=("If-Match", "If-None-Match")
     ),
     ("GET", _ID + "/list/{path}"): Says(
         "token", {200: "Object"}, {"limit": "integer", "after": "string", "recursive": "integer"}

@@ -187,7 +187,8 @@ class FileSystems:
             removed += 1
             if removed >= _CHUNK:
                 return removed
-        self._db.write(lambda tx: tx.execute("DELETE FROM fs WHERE id = ?", (fs.id,)))
+        self._host.crash_point("collect.last")
+        self._db.write(lambda tx: _delete_last(tx, fs))
         return 1
 
     def _check_root(self, fs: FsRef) -> object:
@@ -221,6 +222,13 @@ class FileSystems:
             "seq": seq,
             "usage": {"storage_bytes": storage, "file_count": files},
         }
+
+
+def _delete_last(tx: Tx, fs: FsRef) -> None:
+    """Remove the filesystem's own row, unless a request that began before the delete has left rows since."""
+    tx.lock_fs(fs.id)
+    if not any(_delete_some(tx, fs, table, key, where) for table, key, where in _ROWS):
+        tx.execute("DELETE FROM fs WHERE id = ?", (fs.id,))
 
 
 def _delete_some(tx: Tx, fs: FsRef, table: str, key: str, where: str) -> int:

@@ -19,6 +19,7 @@ from fsd.model.times import rfc3339
 from fsd.service.access import FsRef, Grant
 from fsd.service.entries import Envelope, check_actor, show_actor
 from fsd.service.text import new_id
+from fsd.service.tokens import no_file_system
 from fsd.wire.canonical import canonical, entry_hash, genesis_hash
 from fsd.wire.strictjson import dumps
 
@@ -57,7 +58,7 @@ class Journals:
     ) -> tuple[dict[str, Any], bool]:
         """The journal, and whether it is new. The same id with an equal envelope is the same journal; with
         another raises `Conflict`."""
-        tx.lock_fs(fs.id)
+        _lock(tx, fs)
         if journal_id is None:
             journal_id = new_id(self._host, "jrn_")
         else:
@@ -132,7 +133,7 @@ class Journals:
     def _append(
         self, tx: Tx, fs: FsRef, journal_id: str, append: Append, digest: bytes, who: Grant
     ) -> dict[str, Any]:
-        tx.lock_fs(fs.id)
+        fs_seq = _lock(tx, fs)
         row = self._need(tx, fs, journal_id)
         if append.key:
             kept = self._kept(tx, fs, journal_id, append.key, digest)
@@ -147,7 +148,7 @@ class Journals:
             )
         first = head.next_seq
         append_id = new_id(self._host, "app_")
-        self._add(tx, fs, journal_id, append, head, append_id)
+        self._add(tx, fs, journal_id, append, head, append_id, fs_seq)
         answer = {
             "journal_id": journal_id,
             "append_id": append_id,
@@ -165,9 +166,16 @@ class Journals:
             )
         return answer
 
-    def _add(self, tx: Tx, fs: FsRef, journal_id: str, append: Append, head: Head, append_id: str) -> None:
-        found = tx.one("SELECT seq FROM fs WHERE id = ?", (fs.id,))
-        assert found is not None, "the filesystem's row is locked"
+    def _add(
+        self,
+        tx: Tx,
+        fs: FsRef,
+        journal_id: str,
+        append: Append,
+        head: Head,
+        append_id: str,
+        fs_seq: int,
+    ) -> None:
         now = self._host.wall_ns()
         rows = []
         for given in append.entries:
@@ -178,7 +186,7 @@ class Journals:
             entry["seq"] = head.next_seq
             entry["entry_id"] = new_id(self._host, "ent_")
             entry["observed_at"] = rfc3339(now)
-            entry["fs_seq"] = int(found[0])
+            entry["fs_seq"] = fs_seq
             entry["barrier"] = append.barrier
             entry["prev_hash"] = prev
             head.hash = entry_hash(entry)
@@ -203,7 +211,8 @@ class Journals:
             head.next_seq += 1
         tx.many(
             "INSERT INTO journal_entry (fs, journal, seq, entry_id, append_id, type, status, actor, "
-            "observed, fs_seq, barrier, body, prev_hash, entry_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "observed, fs_seq, barrier, body, prev_hash, entry_hash) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
         tx.execute(
@@ -246,6 +255,15 @@ class Journals:
                     hint="use another journal_id, or create it with the same fields",
                     details={"field": name},
                 )
+
+
+def _lock(tx: Tx, fs: FsRef) -> int:
+    """Hold the filesystem's row; its seq. Raises `NotFound` when it was deleted since the token was read."""
+    tx.lock_fs(fs.id)
+    row = tx.one("SELECT seq FROM fs WHERE id = ? AND status = 'active'", (fs.id,))
+    if row is None:
+        raise no_file_system(fs.name)
+    return int(row[0])
 
 
 def shown_journal(fs_name: str, row: tuple[Any, ...]) -> dict[str, Any]:

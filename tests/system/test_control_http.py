@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import stat
 from typing import Any
 
@@ -58,9 +59,35 @@ def test_deleted_filesystem_leaves_no_rows_and_no_objects(server: Server) -> Non
     fs = server.create()
     fs.ask("POST", "/journals", {"journal_id": "j"})
     fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}], "idempotency_key": "k"})
+    assert fs.ask("PUT", "/files/big", os.urandom(3 << 20)).status == 200
+    assert fs.ask("PUT", "/files/small", b"x").status == 200
+    fs.ask("POST", "/sessions", {"mount_id": "m"})
+    assert _objects(server, fs), "nothing is at stake"
     assert server.admin("DELETE", f"{BASE}/{fs.id}").status == 200
     wait_for(lambda: _rows(server) == {}, 20, "the rows to go")
-    assert not list((server.data_dir / "blobs").rglob(f"{fs.id}/*"))
+    assert _objects(server, fs) == []
+
+
+@pytest.mark.parametrize("point", ["collect.object", "collect.last"])
+def test_a_crash_while_a_deleted_filesystem_goes_is_continued(server: Server, point: str) -> None:
+    fs, kept = server.create(), server.create()
+    for one in (fs, kept):
+        assert one.ask("PUT", "/files/big", os.urandom(3 << 20)).status == 200
+    server.stop()
+    server.env = {"FSD_CRASH": point}
+    server.restart()
+    assert server.admin("DELETE", f"{BASE}/{fs.id}").status == 200
+    assert server.process is not None
+    assert server.process.wait(20) == -9
+    server.env = {}
+    server.restart()
+    wait_for(lambda: _rows(server)["fs"] == 1, 20, "the rows to go")
+    assert _objects(server, fs) == [] and _objects(server, kept)
+    assert len(kept.ask("GET", "/files/big").body) == 3 << 20
+
+
+def _objects(server: Server, fs: TestFs) -> list[Any]:
+    return list((server.data_dir / "blobs").rglob(f"{fs.id}/*"))
 
 
 def _rows(server: Server) -> dict[str, int]:
@@ -69,8 +96,18 @@ def _rows(server: Server) -> dict[str, int]:
     with sqlite3.connect(f"file:{server.data_dir / 'fsd.db'}?mode=ro", uri=True) as db:
         counts = {
             table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("fs", "inode", "token", "journal", "journal_entry", "journal_append")
-        }
+            for table in (
+                "fs",
+                "inode",
+                "token",
+                "journal",
+                "journal_entry",
+                "journal_append",
+                "pack",
+                "blob",
+                "block",
+            )
+        } | {"session": db.execute("SELECT count(*) FROM session WHERE fs > 0").fetchone()[0]}
     return {table: count for table, count in counts.items() if count}
 
 
