@@ -90,12 +90,15 @@ def resolve(path: Path) -> Path:
 
 
 def answers(path: Path, within: float = 5.0) -> OSError | bool | None:
-    """Stat `path` in a thread: True when it was answered, the error it gave, None when nothing came."""
+    """Ask the filesystem at `path` in a thread: True when it answered, its error, None when nothing came.
+
+    statfs, since the attributes of a dead mount's root may still be in the kernel's cache.
+    """
     result: list[OSError | bool] = []
 
     def look() -> None:
         try:
-            os.stat(path)
+            os.statvfs(path)
             result.append(True)
         except OSError as exc:
             result.append(exc)
@@ -137,6 +140,13 @@ def check_place(place: Path, outside: dict[str, Path]) -> None:
             f"{place} is mounted already ({entry.source})",
             hint=f"use it, or `fsd unmount {place}` first" if entry.ids else "unmount it first",
         )
+    for what, path in outside.items():
+        inner = Path(os.path.realpath(path))
+        if inner == place or place in inner.parents:
+            raise UsageError(
+                f"{what} {path} lies inside the mount point {place}: the mount would wait for itself",
+                hint="choose one outside",
+            )
     try:
         info = os.stat(place)
         names = os.listdir(place) if stat.S_ISDIR(info.st_mode) else []
@@ -154,13 +164,6 @@ def check_place(place: Path, outside: dict[str, Path]) -> None:
         )
     if not os.access(place, os.W_OK) and os.geteuid() != 0:
         raise NotPermitted(f"{place} is not writable by you, so you may not mount there")
-    for what, path in outside.items():
-        inner = Path(os.path.realpath(path))
-        if inner == place or place in inner.parents:
-            raise UsageError(
-                f"{what} {path} lies inside the mount point {place}: the mount would wait for itself",
-                hint="choose one outside",
-            )
 
 
 def clear_dead(place: Path) -> bool:

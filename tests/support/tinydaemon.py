@@ -6,6 +6,7 @@ records in BASE/run. Exits as the command would.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def main() -> int:
         runtime_dir=base / "run",
         foreground="foreground" in sys.argv,
         supervised="alone" not in sys.argv,
+        notify_socket=os.environ.get("TEST_NOTIFY"),
         host=host,
     )
     fsd.vfs.open.open_volume = tiny

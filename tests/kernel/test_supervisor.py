@@ -1,0 +1,354 @@
+"""`fsd mount` as processes: start, restart, places that will not do, ends. The volume is one in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import die_with_parent
+from support.wait import wait_for
+
+from fsd.host.seam import Host
+from fsd.kernel import runtime, unmount
+from fsd.kernel.runtime import Record, RuntimeDir
+from fsd.kernel.supervisor import RESTARTS_MAX
+from fsd.model.errors import Busy, NotDrained, NotFound
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(40)]
+
+TESTS = Path(__file__).parent.parent
+
+
+def say(text: str) -> None:
+    print(text)
+
+
+class Tiny:
+    """One place, its state and its records; `start` runs the command."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.place = base / "m"
+        self.place.mkdir()
+        self.directory = RuntimeDir(base / "run", Host())
+        self.foreground: subprocess.Popen[bytes] | None = None
+
+    def command(self, *options: str, place: Path | None = None) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "support.tinydaemon",
+            str(place or self.place),
+            str(self.base),
+            *options,
+        ]
+
+    def start(
+        self, *options: str, place: Path | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": str(TESTS)}
+        return subprocess.run(
+            self.command(*options, place=place),
+            cwd=cwd or TESTS,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+
+    def start_foreground(self, *options: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        self.foreground = subprocess.Popen(
+            self.command("foreground", *options),
+            cwd=TESTS,
+            env={**os.environ, **(env or {})},
+            stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
+        )
+        wait_for(lambda: self.state() == runtime.MOUNTED, 10, "the mount")
+        return self.foreground
+
+    def record(self) -> Record:
+        return self.directory.find(self.place)
+
+    def state(self) -> str:
+        try:
+            return self.record().state
+        except NotFound:
+            return ""
+
+    def listed(self) -> bool:
+        return f" {self.place} " in Path("/proc/self/mounts").read_text()
+
+    def alive(self) -> bool:
+        try:
+            return self.directory.alive(self.record().mount_id)
+        except NotFound:
+            return False
+
+    def kill_daemon(self) -> None:
+        """SIGKILL the daemon and wait for the next one."""
+        before = self.record()
+        os.kill(before.pid, signal.SIGKILL)
+        wait_for(
+            lambda: self.record().pid != before.pid and self.state() == runtime.MOUNTED, 10, "the restart"
+        )
+
+    def close(self) -> None:
+        if self.alive():
+            record = self.record()
+            for pid in (record.supervisor_pid, record.pid):
+                if pid:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+            wait_for(lambda: not self.alive(), 10, "the killed processes to go")
+        while self.listed():
+            subprocess.run(["fusermount3", "-uz", str(self.place)], check=True, timeout=10)
+        if self.foreground is not None:
+            self.foreground.kill()
+            self.foreground.wait(10)
+            assert self.foreground.stderr is not None
+            self.foreground.stderr.close()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    made = Tiny(tmp_path)
+    yield made
+    made.close()
+
+
+def test_mount_returns_when_the_mount_answers(tiny: Tiny) -> None:
+    done = tiny.start()
+    assert done.returncode == 0, done.stderr
+    assert tiny.listed()
+    assert (tiny.place / "new").write_bytes(b"x") == 1
+    status = unmount.status(tiny.place, tiny.directory)
+    record = tiny.record()
+    assert status["pid"] == record.pid
+    assert status["supervisor_pid"] == record.supervisor_pid != record.pid
+    assert status["restarts"] == 0
+    assert status["state"] == "mounted"
+
+
+def test_the_supervisor_imports_neither_pyfuse3_nor_trio(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    maps = Path(f"/proc/{tiny.record().supervisor_pid}/maps").read_text()
+    assert "pyfuse3" not in maps
+    assert "libfuse3" not in maps
+    assert "pyfuse3" in Path(f"/proc/{tiny.record().pid}/maps").read_text()
+
+
+def test_the_token_is_in_nobodys_arguments_or_environment(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    record = tiny.record()
+    for pid in (record.pid, record.supervisor_pid):
+        assert b"fsd1." not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"fsd1." not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert "fsd1." not in (tiny.base / "run" / f"{record.mount_id}.json").read_text()
+
+
+def test_a_second_mount_of_the_place_is_busy(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    again = tiny.start()
+    assert again.returncode == 7
+    assert "is mounted" in again.stderr
+
+
+def test_a_killed_daemon_is_started_again(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    for round_ in range(1, 3):
+        tiny.kill_daemon()
+        assert unmount.status(tiny.place, tiny.directory)["restarts"] == round_
+        assert sorted(os.listdir(tiny.place)) == []
+    assert tiny.start().returncode == 7
+
+
+def test_restarts_end_after_five(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    for _ in range(RESTARTS_MAX):
+        tiny.kill_daemon()
+    os.kill(tiny.record().pid, signal.SIGKILL)
+    wait_for(lambda: not tiny.alive(), 10, "the supervisor to give up")
+    assert not tiny.listed()
+    with pytest.raises(NotDrained, match="6 times in 10 minutes"):
+        unmount.wait_exit(tiny.place, tiny.directory, 5, say, Host())
+    # And the next mount of the place starts afresh.
+    assert tiny.start().returncode == 0
+
+
+def test_a_daemon_whose_supervisor_died_works_on(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    os.kill(tiny.record().supervisor_pid, signal.SIGKILL)
+    (tiny.place / "x").write_bytes(b"x")
+    assert tiny.start().returncode == 7
+    assert unmount.unmount(tiny.place, tiny.directory, 5, say, Host())["status"] == "unmounted"
+    assert not tiny.alive()
+
+
+def test_both_killed_the_next_mount_cleans_up(tiny: Tiny) -> None:
+    """Transport endpoint is not connected: nobody has to know what that is."""
+    assert tiny.start().returncode == 0
+    record = tiny.record()
+    os.kill(record.supervisor_pid, signal.SIGKILL)
+    os.kill(record.pid, signal.SIGKILL)
+    wait_for(lambda: not tiny.alive(), 10)
+    with pytest.raises(OSError, match="not connected"):
+        os.listdir(tiny.place)
+    assert tiny.start().returncode == 0
+    assert os.listdir(tiny.place) == []
+    mounts = Path("/proc/self/mounts").read_text()
+    assert mounts.count(f" {tiny.place} ") == 1
+
+
+def test_both_killed_unmount_detaches_and_does_not_claim_success(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    record = tiny.record()
+    os.kill(record.supervisor_pid, signal.SIGKILL)
+    os.kill(record.pid, signal.SIGKILL)
+    wait_for(lambda: not tiny.alive(), 10)
+    with pytest.raises(NotDrained, match="was dead"):
+        unmount.unmount(tiny.place, tiny.directory, 5, say, Host())
+    assert not tiny.listed()
+
+
+def test_unmount_names_who_keeps_it_busy(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    user = subprocess.Popen(["sleep", "60"], cwd=tiny.place, preexec_fn=die_with_parent)
+    try:
+        with pytest.raises(Busy, match=f"{user.pid} \\(sleep\\)"):
+            unmount.unmount(tiny.place, tiny.directory, 5, say, Host())
+        assert tiny.listed()
+        (tiny.place / "still").write_bytes(b"works")
+        answer = unmount.unmount(tiny.place, tiny.directory, 5, say, Host(), lazy=True)
+        assert answer["status"] == "unmounted"
+        assert not tiny.listed()
+    finally:
+        user.kill()
+        user.wait(10)
+    wait_for(lambda: not tiny.alive(), 10)
+
+
+def test_umount_by_anybody_ends_both_and_restarts_nothing(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    subprocess.run(["umount", "-i", str(tiny.place)], check=True, timeout=10)
+    assert unmount.wait_exit(tiny.place, tiny.directory, 10, say, Host())["exit"] == 0
+    assert not tiny.alive()
+    assert not tiny.listed()
+
+
+def test_wait_exit_of_a_mounted_place_is_busy(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    with pytest.raises(Busy):
+        unmount.wait_exit(tiny.place, tiny.directory, 1, say, Host())
+
+
+@pytest.mark.parametrize("who", ["supervisor_pid", "pid"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_to_either_ends_both(tiny: Tiny, who: str, number: signal.Signals) -> None:
+    assert tiny.start().returncode == 0
+    os.kill(getattr(tiny.record(), who), number)
+    wait_for(lambda: not tiny.alive(), 8, "both to end")
+    assert not tiny.listed()
+    assert unmount.wait_exit(tiny.place, tiny.directory, 1, say, Host())["exit"] == 0
+
+
+def test_foreground_ctrl_c_of_the_terminals_group_is_one_stop(tiny: Tiny) -> None:
+    process = tiny.start_foreground()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(8) == 0
+    assert not tiny.listed()
+
+
+def test_foreground_alone(tiny: Tiny) -> None:
+    process = tiny.start_foreground("alone")
+    assert tiny.record().pid == process.pid
+    process.terminate()
+    assert process.wait(8) == 0
+    assert not tiny.listed()
+
+
+def test_the_service_manager_is_told(tiny: Tiny, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        process = tiny.start_foreground(env={"TEST_NOTIFY": str(tmp_path / "notify")})
+        got = [manager.recv(4096).decode() for _ in range(2)]
+        process.terminate()
+        assert process.wait(8) == 0
+        got.append(manager.recv(4096).decode())
+    assert got == [f"MAINPID={process.pid}", "READY=1", "STOPPING=1"]
+
+
+def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    record = tiny.record()
+    os.kill(record.pid, signal.SIGUSR1)
+    text = wait_for(
+        lambda: t if "Current thread" in (t := Path(record.log).read_text()) else None, 5, "the stacks"
+    )
+    assert "mini.py" in text
+    assert "trio" in text
+    assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
+
+
+class TestPlaces:
+    """Places that will not do: a clear word, the right exit code, nothing mounted."""
+
+    def refused(self, tiny: Tiny, code: int, word: str, **more: Path) -> None:
+        done = tiny.start(**more)
+        assert done.returncode == code, done.stderr
+        assert word in done.stderr
+        assert not tiny.listed()
+
+    def test_absent(self, tiny: Tiny) -> None:
+        self.refused(tiny, 5, "does not exist", place=tiny.base / "absent")
+
+    def test_a_file(self, tiny: Tiny) -> None:
+        (tiny.base / "file").write_bytes(b"")
+        self.refused(tiny, 2, "not a directory", place=tiny.base / "file")
+
+    def test_not_empty(self, tiny: Tiny) -> None:
+        (tiny.place / "something").write_bytes(b"")
+        self.refused(tiny, 2, "'something'")
+
+    def test_a_place_another_filesystem_of_ours_holds(self, tiny: Tiny, tmp_path: Path) -> None:
+        assert tiny.start().returncode == 0
+        record = tiny.record()
+        other = json.loads((tiny.base / "run" / f"{record.mount_id}.json").read_text())
+        assert other["state"] == "mounted"
+        (tmp_path / "second").mkdir()
+        done = subprocess.run(
+            [sys.executable, "-m", "support.tinydaemon", str(tiny.place), str(tmp_path / "second")],
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert done.returncode == 7
+        assert "mounted already" in done.stderr
+
+    def test_the_state_directory_inside(self, tiny: Tiny) -> None:
+        self.refused(tiny, 2, "lies inside the mount point", place=tiny.base)
+
+    def test_the_working_directory_inside(self, tiny: Tiny) -> None:
+        self.refused(tiny, 2, "the working directory", cwd=tiny.place)
+
+    def test_a_symlink_to_a_place_is_the_place(self, tiny: Tiny) -> None:
+        link = tiny.base / "link"
+        link.symlink_to(tiny.place)
+        assert tiny.start(place=link).returncode == 0
+        assert tiny.listed()
+        assert tiny.start().returncode == 7
+        assert unmount.unmount(link, tiny.directory, 5, say, Host())["status"] == "unmounted"
