@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from support.recording import Recording, Value, read_tree
+from support.recording import History, Recording, Value, read_tree
 
 
 @pytest.mark.parametrize("profile", ["plain", "sync", "map"])
@@ -78,4 +78,22 @@ def test_an_emptied_file_must_not_be_seen_before_its_rewrite_is_closed(tmp_path:
                 with pytest.raises(AssertionError):
                     history.check_since(emptied, 0, history.synced)
                 checked += 1
+    assert checked
+
+
+def test_pages_of_a_killed_write_are_no_tear(tmp_path: Path) -> None:
+    """The last call of this recording is a write that never returned; some pages of it are there."""
+    recording = Recording(tmp_path, 3, "plain", steps=120)
+    recording.wait_end()
+    calls = recording.calls
+    checked = 0
+    for at, call in enumerate(calls):
+        if call["op"] != "write" or call["size"] < 30_000:
+            continue
+        history = History(3, calls[: at + 1], at)
+        before, after = history.states[at], history.states[at + 1]
+        (path,) = (p for p in after if after[p] != before[p]) if before != after else ("",)
+        for content in history._partly[history._nodes[at][path]]:
+            history.check_exact({**before, path: before[path]._replace(content=content)})
+            checked += 1
     assert checked

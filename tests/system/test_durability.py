@@ -437,10 +437,10 @@ def test_a_direct_command(trusted: Server, turn: int, column: str) -> None:
     )
     if column == SERVER:
         trusted.kill()
+        trusted.restart()
     commands.stop.set()
     thread.join(60)
-    if column == SERVER:
-        trusted.restart()
+    assert not thread.is_alive()
     assert commands.acked >= count and commands.files and commands.entries, "nothing was at stake"
     found = {
         path: value.content
