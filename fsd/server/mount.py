@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fsd.meta.database import Tx
 from fsd.model.errors import TooLarge, UsageError
 from fsd.model.limits import (
     BLOBS_GET_BYTES,
@@ -49,7 +50,8 @@ from fsd.server.context import (
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
 from fsd.service.access import FsRef, Grant
-from fsd.service.sessions import Pending, SessionInfo
+from fsd.service.idempotency import Answer
+from fsd.service.sessions import Pending, SessionInfo, SessionStart
 from fsd.wire.frame import pack, unpack
 from fsd.wire.messages import MEDIA_TYPE, packb, read_commit, unpackb
 
@@ -84,8 +86,12 @@ async def start_session(request: Request) -> Response:
     )
 
     call = idempotent_call(request, who.token_id, raw)
-    guard = ctx.service.idempotency.guard
-    return send(await ctx.run(lambda: guard(call, lambda: to_answer(_started(ctx, fs, info), 201))))
+    service = ctx.service
+
+    def effect(tx: Tx) -> Answer:
+        return to_answer(_started(service.sessions.begin(tx, fs, info)), 201)
+
+    return send(await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))))
 
 
 async def end_session(request: Request) -> Response:
@@ -198,8 +204,7 @@ async def changes(request: Request) -> Response:
         ctx.waiters.forget(subject, event)
 
 
-def _started(ctx: Context, fs: FsRef, info: SessionInfo) -> dict[str, Any]:
-    made = ctx.service.sessions.start(fs, info)
+def _started(made: SessionStart) -> dict[str, Any]:
     previous = made.previous
     if previous is not None:
         previous = {**previous, "last_commit_at": _time(previous["last_commit_at"])}

@@ -14,15 +14,14 @@ from typing import Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.errors import Busy, Conflict, IdempotencyMismatch, UsageError
+from fsd.model.errors import Conflict, IdempotencyMismatch, UsageError
 from fsd.model.limits import IDEMPOTENCY_KEEP, IDEMPOTENCY_KEY_MAX
 from fsd.model.times import NS
 
 _KEY = re.compile(rf"[A-Za-z0-9_.:-]{{1,{IDEMPOTENCY_KEY_MAX}}}")
 _SWEEP_CHUNK: Final = 500
 _EXPIRED: Final = "SELECT scope, key FROM idempotency WHERE expires < ?"
-_RUNNING: Final = 0  # the status of a key whose effect has not ended
-_RUNNING_KEEP_NS: Final = 300 * NS
+_RESERVED: Final = 0  # the status between a key's row and its answer, never seen outside the transaction
 
 
 def check_key(key: str) -> str:
@@ -74,25 +73,6 @@ class Idempotency:
         self._keep(tx, call, answer)
         return answer
 
-    def guard(self, call: Call | None, effect: Callable[[], Answer]) -> Answer:
-        """For an effect of several transactions: the key is reserved before it and the answer kept after.
-
-        While it runs, the same key is `Busy`. An effect that raised releases the key. One that died with
-        the process is done again by a retry five minutes later at the earliest, so it must stand that.
-        """
-        if call is None:
-            return effect()
-        kept = self._db.write(lambda tx: self._reserve(tx, call))
-        if kept is not None:
-            return kept
-        try:
-            answer = effect()
-        except BaseException:
-            self._db.write(lambda tx: self._release(tx, call))
-            raise
-        self._db.write(lambda tx: self._keep(tx, call, answer))
-        return answer
-
     def sweep(self) -> int:
         """Forget expired keys, a bounded number; returns how many."""
         now = self._host.wall_ns()
@@ -110,7 +90,7 @@ class Idempotency:
             made = tx.execute(
                 "INSERT INTO idempotency (scope, key, digest, status, answer, expires) "
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING",
-                (call.scope, call.key, call.digest, _RUNNING, b"", now + _RUNNING_KEEP_NS),
+                (call.scope, call.key, call.digest, _RESERVED, b"", now),
             )
             if made == 1:
                 return None
@@ -129,8 +109,6 @@ class Idempotency:
                 f"the idempotency key {call.key} was used for another request",
                 hint="use a new key for a new request",
             )
-        if status == _RUNNING:
-            raise Busy(f"the first request with the idempotency key {call.key} has not ended")
         return Answer(status, body, replayed=True)
 
     def _keep(self, tx: Tx, call: Call, answer: Answer) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.errors import NoSpace, SessionUnknown, UsageError
+from fsd.model.errors import NoSpace, NotFound, SessionUnknown, UsageError
 from fsd.model.limits import LIST_PAGE_MAX, SESSION_BITS
 from fsd.service.access import FsRef
 
@@ -71,23 +71,24 @@ class Sessions:
 
     def start(self, fs: FsRef, info: SessionInfo) -> SessionStart:
         """Open a session. Raises `UsageError` for texts too long, `NoSpace` after 2^23 sessions."""
+        return self._db.write(lambda tx: self.begin(tx, fs, info))
+
+    def begin(self, tx: Tx, fs: FsRef, info: SessionInfo) -> SessionStart:
+        """As `start`, in the caller's transaction."""
         for text in (info.mount_id, info.host, info.path, info.remote_path, info.version):
             if len(text) > _TEXT_MAX or "\0" in text:
                 raise UsageError("a session's texts have at most 4096 characters and no NUL")
         ticket = self._host.token_bytes(TICKET)
         now = self._host.wall_ns()
-
-        def begin(tx: Tx) -> SessionStart:
-            row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
-            assert row is not None, "the filesystem was checked by the token"
-            previous = tx.one(
-                f"SELECT {_SHOWN} FROM session WHERE fs=? AND mount_id=? ORDER BY id DESC LIMIT 1",
-                (fs.id, info.mount_id),
-            )
-            number = insert_session(tx, fs.id, info, ticket, now)
-            return SessionStart(number, ticket, int(row[0]), self._previous(previous, now))
-
-        return self._db.write(begin)
+        row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
+        if row is None:
+            raise NotFound(f"no filesystem {fs.name}")
+        previous = tx.one(
+            f"SELECT {_SHOWN} FROM session WHERE fs=? AND mount_id=? ORDER BY id DESC LIMIT 1",
+            (fs.id, info.mount_id),
+        )
+        number = insert_session(tx, fs.id, info, ticket, now)
+        return SessionStart(number, ticket, int(row[0]), self._previous(previous, now))
 
     def _previous(self, row: tuple[Any, ...] | None, now: int) -> dict[str, Any] | None:
         if row is None:

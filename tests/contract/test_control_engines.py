@@ -17,7 +17,7 @@ from support.wait import wait_for
 
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
-from fsd.model.errors import Busy, Conflict, FsdError, IdempotencyMismatch, NotAuthenticated, NotFound
+from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound
 from fsd.model.limits import IDEMPOTENCY_KEEP
 from fsd.service import evidence
 from fsd.service.access import FsRef, Grant
@@ -146,29 +146,6 @@ def test_an_effect_that_fails_is_not_remembered_and_keys_expire(service: Service
     assert service.idempotency.sweep() == 0
     clock.now += int(IDEMPOTENCY_KEEP * 10**9) + 1
     assert service.idempotency.sweep() == 1
-
-
-def test_a_guarded_effect_is_busy_while_it_runs_and_released_when_it_fails(service: Service) -> None:
-    call = Call("scope", "g", b"d" * 32)
-    inside: list[FsdError] = []
-
-    def effect() -> Answer:
-        with pytest.raises(Busy) as caught:
-            service.idempotency.guard(call, lambda: Answer(200, b"second"))
-        inside.append(caught.value)
-        return Answer(200, b"first")
-
-    assert service.idempotency.guard(call, effect) == Answer(200, b"first")
-    assert len(inside) == 1
-    assert service.idempotency.guard(call, effect) == Answer(200, b"first", replayed=True)
-    other = Call("scope", "h", b"d" * 32)
-    with pytest.raises(Conflict):
-        service.idempotency.guard(other, _fail)
-    assert service.idempotency.guard(other, lambda: Answer(200, b"x")) == Answer(200, b"x")
-
-
-def _fail() -> Answer:
-    raise Conflict("no")
 
 
 def test_journal_keeps_text_order_and_chain(service: Service, clock: Clock) -> None:
