@@ -6,9 +6,11 @@ it could run in another process. Any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from fsd.model.blocks import Part, Parts, overlay, pieces
@@ -74,6 +76,7 @@ class Built(NamedTuple):
     sources: tuple[Source, ...]
 
 
+NOTHING: Final[Mapping[bytes, Source]] = MappingProxyType({})
 Fetch = Callable[[Sequence[bytes]], dict[bytes, bytes]]
 
 
@@ -157,14 +160,21 @@ def assemble(plan: Sequence[Piece], log: Log, fetch: Fetch) -> bytes:
     return b"".join(out)
 
 
-def fetcher(remote: Remote, cache: Cache) -> Fetch:
-    """Verified blob bytes through the cache. Raises `IntegrityError` when the server lacks one."""
+def fetcher(
+    remote: Remote, cache: Cache, log: Log | None = None, known: dict[bytes, Source] | None = None
+) -> Fetch:
+    """Verified blob bytes: from the cache, by making those of `known` again from the log (flights that are
+    made but not committed: the server need not have their blobs yet), else from the server. Raises
+    `IntegrityError` when nobody has one."""
 
     def fetch(wanted: Sequence[bytes]) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         lacking = []
         for digest in wanted:
             data = cache.get(digest)
+            source = known.get(digest) if known else None
+            if data is None and source is not None and log is not None:
+                data = again(source, log)
             if data is None:
                 lacking.append(digest)
             else:
@@ -178,6 +188,14 @@ def fetcher(remote: Remote, cache: Cache) -> Fetch:
             if absent:
                 raise IntegrityError(f"the server lacks {len(absent)} blobs, {absent[0].hex()} the first")
         return found
+
+    def again(source: Source, log: Log) -> bytes | None:
+        """Its bytes, or None where the log's segment has gone: then its commit was answered meanwhile."""
+        try:
+            data = assemble(source.pieces, log, fetch)
+        except IntegrityError:
+            return None
+        return data if hashlib.sha256(data).digest() == source.hash else None
 
     return fetch
 
@@ -193,10 +211,11 @@ class BuildJob:
     units: tuple[tuple[int, tuple[BlockTask, ...]], ...]
     log: Log
     inline_max: int
+    known: dict[bytes, Source]  # what flights before these made and the server may not have yet
     lane: str = BULK
 
     def run(self, remote: Remote, cache: Cache) -> list[tuple[int, list[Built]]]:
-        fetch = fetcher(remote, cache)
+        fetch = fetcher(remote, cache, self.log, self.known)
         done: list[tuple[int, list[Built]]] = []
         waiting: list[Blob] = []
         size, uploaded = 0, False
@@ -225,10 +244,11 @@ class ResendJob:
 
     sources: tuple[Source, ...]
     log: Log
+    known: dict[bytes, Source]  # of all that is not committed
     lane: str = BULK
 
     def run(self, remote: Remote, cache: Cache) -> None:
-        fetch = fetcher(remote, cache)
+        fetch = fetcher(remote, cache, self.log, self.known)
         waiting: list[Blob] = []
         size = 0
         for source in self.sources:

@@ -236,7 +236,7 @@ class Committer:
     def resend(self, missing: tuple[bytes, ...]) -> None:
         """The server lacks blobs of this commit: make them again from the log, then the same commit."""
         known: dict[bytes, Source] = {
-            source.hash: source for queued in self.core.queue.sent for source in queued.sources
+            source.hash: source for queued in self.core.queue for source in queued.sources
         }
         sources = []
         for digest in missing:
@@ -246,7 +246,7 @@ class Committer:
         if self.resent > RESEND_AT_ONCE:
             self.core.reason = "the server goes on missing blobs that were sent"
             self.retry_at = self.core.now() + RETRY_MAX
-        self.out = ResendJob(tuple(sources), self.core.log)
+        self.out = ResendJob(tuple(sources), self.core.log, known)
         self.core.jobs.append(self.out)
 
     def settle(self, answer: CommitAnswer) -> None:

@@ -41,6 +41,7 @@ class Flight:
     runs: list[Run]
     limit: int | None
     appended_from: int | None
+    full: bool = False  # its operation must carry the whole block list
     opno: int = 0
     state: str = WAITING
     left: int = 0
@@ -64,6 +65,7 @@ class Content:
         "first",
         "flights",
         "frozen",
+        "full",
         "hold",
         "limits",
         "since",
@@ -87,6 +89,7 @@ class Content:
         self.window = False  # there are changes since the last freeze
         self.window_bytes = 0
         self.append_from: int | None = None
+        self.full = False  # the next operation must carry the whole block list
         self.hold = False  # truncated and still open for writing: an empty file is not to be published
         self.writers = 0
 
@@ -151,6 +154,7 @@ class Content:
             runs=self.extents.since(self.frozen),
             limit=self.limit(self.frozen),
             appended_from=self.append_from,
+            full=self.full,
         )
         self.flights.append(flight)
         self.frozen = tail
@@ -238,7 +242,7 @@ class Content:
 def operation(flight: Flight, base: int, *, full: bool | None = None) -> ContentOp:
     """The content operation of a made flight. `full` None: as the size says."""
     if full is None:
-        full = flight.size <= FULL_LIST_BLOCKS * BLOCK or flight.limit == 0
+        full = flight.full or flight.limit == 0 or flight.size <= FULL_LIST_BLOCKS * BLOCK
     if full:
         rows = tuple((i, encode(parts)) for i, parts in sorted(flight.blocks.items()) if parts)
     else:

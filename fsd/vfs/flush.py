@@ -13,13 +13,13 @@ from typing import Final
 
 from fsd.model.errors import FsdError
 from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
-from fsd.vfs.build import BlockTask, BuildJob, Built, build
+from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
 from fsd.vfs.log import BASE, CONTENT, RESERVED
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
-from fsd.vfs.records import Base, Flown, packb
+from fsd.vfs.records import Base, Flown, Reserved, packb
 
 JOBS_MAX: Final = 3  # build jobs out at once: loads must not queue behind a big flush
 JOB_BYTES: Final = 8 * MIB
@@ -109,8 +109,9 @@ class Flusher:
                 continue
             flight.opno = self.core.take_opno()
             payload = packb(
-                (
+                Reserved(
                     flight.opno,
+                    node.ino,
                     flight.frozen,
                     flight.size,
                     flight.mtime,
@@ -191,9 +192,20 @@ class Flusher:
             room = self.inline_bytes + size <= INLINE_BUDGET and all(
                 self.core.flights[key].left == 1 for key, _ in units
             )
-            job = BuildJob(tuple(units), self.core.log, COMMIT_BLOBS_MAX if room else 0)
+            job = BuildJob(
+                tuple(units), self.core.log, COMMIT_BLOBS_MAX if room else 0, self.uncommitted(units)
+            )
             self.running[job] = None
             self.core.jobs.append(job)
+
+    def uncommitted(self, units: list[tuple[int, tuple[BlockTask, ...]]]) -> dict[bytes, Source]:
+        """Blobs that earlier flights of these files made and whose commit is not answered."""
+        known: dict[bytes, Source] = {}
+        for key, tasks in units:
+            content = self.core.nodes.get(self.core.flights[key].ino).content
+            if content is not None and any(task.needs_base() for task in tasks):
+                known.update((source.hash, source) for f in content.flights for source in f.sources)
+        return known
 
     def finish(self, job: BuildJob, result: list[tuple[int, list[Built]]] | FsdError) -> None:
         """A build job ended."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from fsd.host.files import fsync_dir
+from fsd.host.files import fsync_dir, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import MIB, SEGMENT
@@ -34,6 +34,7 @@ OFFSET_MASK: Final = (1 << SHIFT) - 1
 AHEAD: Final = 4 * MIB
 RESERVE: Final = MIB
 NAME: Final = "log.%016x"
+MARKER: Final = "log-retired"
 
 STATE: Final = 1  # msgpack: session, ticket, … (records.State); first in every segment
 OP: Final = 2  # one encoded operation
@@ -80,13 +81,14 @@ class Log:
         self._allocated = 0
         self._number = 0
         self._full = False
+        self._begun = False  # the current segment is this process's
         self.unsynced = False
 
     # opening -----------------------------------------------------------------------------------------
     @classmethod
-    def create(cls, directory: Path, host: Host, *, segment_size: int = SEGMENT) -> Log:
+    def create(cls, directory: Path, host: Host, first: int = 1, *, segment_size: int = SEGMENT) -> Log:
         """A log without segments; the first `append` must be preceded by `rotate`."""
-        return cls(directory, host, 1, segment_size=segment_size)
+        return cls(directory, host, first, segment_size=segment_size)
 
     @staticmethod
     def segments(directory: Path) -> list[int]:
@@ -159,7 +161,8 @@ class Log:
     @property
     def used(self) -> int:
         """Bytes of records in all segments kept (what `--buffer-size` bounds)."""
-        return sum(self._sizes[s] for s in self._fds if s != self._segment) + self._at
+        own = self._at if self._begun else 0
+        return own + sum(n for s, n in self._sizes.items() if not self._begun or s != self._segment)
 
     def must_rotate(self, length: int) -> bool:
         """Whether a payload of `length` needs a new segment first."""
@@ -167,7 +170,7 @@ class Log:
 
     def rotate(self, state: bytes) -> None:
         """Begin a new segment with a STATE record of payload `state`. Raises `NoSpace`."""
-        if self._segment in self._fds:
+        if self._begun:
             os.ftruncate(self._fds[self._segment], self._at)
             self._sizes[self._segment] = self._at
         number = self._segment + 1
@@ -177,6 +180,7 @@ class Log:
         except OSError as exc:
             raise self._no_space(exc) from exc
         self._fds[number], self._sizes[number] = fd, 0
+        self._begun = True
         self._segment, self._at, self._allocated = number, 0, 0
         self._host.crash_point("log.segment")
         self._write(STATE, 0, 0, [state], spare=True)
@@ -273,7 +277,7 @@ class Log:
 
     def close(self) -> None:
         """Close the files and give back the space allocated ahead."""
-        if self._segment in self._fds:
+        if self._begun and self._segment in self._fds:
             os.ftruncate(self._fds[self._segment], self._at)
         for fd in self._fds.values():
             os.close(fd)
@@ -285,13 +289,31 @@ class Log:
             os.close(fd)
         self._fds.clear()
 
-    def erase(self) -> None:
-        """Delete every segment, newest first, so that a crash meanwhile leaves a log that can be replayed
-        from its start. Only when the server has everything."""
-        numbers = sorted(self._fds, reverse=True)
+    def retire(self) -> int:
+        """Delete every segment: the server has everything. Returns the number to begin the next log with.
+
+        A marker says so first, durably: a log of which only a part is left must not be replayed.
+        """
+        last = max(self._fds, default=self._segment)
         self.abandon()
-        for number in numbers:
-            self._host.crash_point("log.erase")
-            (self._dir / (NAME % number)).unlink()
-        fsync_dir(self._dir)
-        self._host.crash_point("log.erased")
+        write_durable(self._host, self._dir / MARKER, b"%d\n" % last, "log.retired")
+        return finish_retiring(self._dir, self._host) or last + 1
+
+
+def finish_retiring(directory: Path, host: Host) -> int | None:
+    """Complete a `retire` that was begun. Returns the number of the next segment, None if none was begun."""
+    marker = directory / MARKER
+    try:
+        last = int(marker.read_bytes())
+    except FileNotFoundError:
+        return None
+    for number in Log.segments(directory):
+        if number <= last:
+            host.crash_point("log.erase")
+            (directory / (NAME % number)).unlink()
+    fsync_dir(directory)
+    host.crash_point("log.erased")
+    marker.unlink()
+    fsync_dir(directory)
+    host.crash_point("log.forgotten")
+    return last + 1

@@ -13,7 +13,9 @@ from fsd.model.names import split_path
 from fsd.remote.api import Remote, SessionStart
 from fsd.vfs.commit import session_info
 from fsd.vfs.core import Core
-from fsd.vfs.log import Log
+from fsd.vfs.log import Log, finish_retiring
+from fsd.vfs.recover import Recovery, Report
+from fsd.vfs.refused import count_refused
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS, PATH
@@ -21,20 +23,42 @@ from fsd.wire.messages import ATTRS, PATH
 OPEN_TIMEOUT = 30.0
 
 
-def open_volume(options: VolumeOptions, host: Host, remote: Remote, cache: Cache) -> Volume:
+def open_volume(
+    options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
+) -> Volume:
     """Blocks (network, disk). Raises `Busy` when the state is in use, `NotDrained` or what the server said
-    when an earlier run's changes cannot be sent; they stay."""
-    options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = lock_directory(options.state_dir, "the state directory")
+    when an earlier run's changes cannot be sent; they stay. `patience`: seconds without progress before
+    that. `volume.recovered` says what was sent for an earlier run."""
+    lock = prepare(options)
     try:
-        return _start(options, host, remote, lock)
+        report, first = recover(options, host, remote, cache, patience=patience)
+        volume = _start(options, host, remote, lock, first)
+        volume.recovered = report
+        return volume
     except BaseException:
         os.close(lock)
         raise
 
 
-def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int) -> Volume:
-    core = Core(options, host, Log.create(options.state_dir, host))
+def prepare(options: VolumeOptions) -> int:
+    """The state directory exists and is locked; returns the lock's fd. Raises `Busy`."""
+    options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return lock_directory(options.state_dir, "the state directory")
+
+
+def recover(
+    options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
+) -> tuple[Report | None, int]:
+    """Send what an earlier run left in a locked state directory; see `Recovery.run`."""
+    first = finish_retiring(options.state_dir, host)
+    if not Log.segments(options.state_dir):
+        return None, first or 1
+    return Recovery(options, host, remote, cache, patience=patience).run()
+
+
+def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, first: int) -> Volume:
+    core = Core(options, host, Log.create(options.state_dir, host, first))
+    core.refused = count_refused(options.state_dir)
     started: SessionStart = remote.start_session(session_info(core))
     core.session, core.ticket, core.seq = started.session, started.ticket, started.seq
     _find_root(core, remote)

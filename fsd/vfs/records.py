@@ -70,6 +70,7 @@ class Reserved(NamedTuple):
     """An operation number kept for a file's content as it was at log position `frozen`."""
 
     opno: int
+    ino: int
     frozen: int
     size: int
     mtime: int

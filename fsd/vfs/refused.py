@@ -76,8 +76,8 @@ class SalvageJob:
         fsync_dir(root)
 
     def _data(self, path: Path, refusal: Refusal, remote: Remote, cache: Cache) -> None:
-        fetch = fetcher(remote, cache)
         mine = {source.hash: source for source in refusal.sources}
+        fetch = fetcher(remote, cache, self.log, mine)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, refusal.size)
@@ -95,3 +95,11 @@ class SalvageJob:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def count_refused(state_dir: Path) -> int:
+    """How many refused operations wait for a decision."""
+    try:
+        return sum(1 for place in (state_dir / DIRECTORY).iterdir() if (place / "entry").exists())
+    except FileNotFoundError:
+        return 0

@@ -34,6 +34,7 @@ class Volume(FileCalls):
         self.lock = lock
         self.limit_at = 0.0
         self.previous: dict[str, object] | None = None
+        self.recovered: object = None  # recover.Report of what an earlier run had left
 
     @property
     def root_ino(self) -> int:

@@ -1,0 +1,307 @@
+"""An earlier run's log becomes a volume again, under that run's session, and is sent.
+
+The volume made here has stubs for inodes (only what the log tells) and is good for nothing but being
+drained. After a power cut the server may have more than the log tells: content the same session committed
+later is newer than what is left here, and stays. A file with a damaged range is committed beside its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fsd.host.seam import Host
+from fsd.model.attrs import ROOT_INO, Attr
+from fsd.model.errors import NotDrained, UsageError
+from fsd.model.names import recovered_name, show
+from fsd.model.ops import CREATE, Create
+from fsd.remote.api import Remote
+from fsd.vfs.build import FROM_LOG
+from fsd.vfs.content import READY, Content, Flight
+from fsd.vfs.core import Core
+from fsd.vfs.drive import Driver
+from fsd.vfs.log import Log
+from fsd.vfs.node import Inode
+from fsd.vfs.queue import Queued
+from fsd.vfs.records import Flown, Reserved, result_of
+from fsd.vfs.replay import Past, Replay
+from fsd.vfs.types import Cache, VolumeOptions
+from fsd.vfs.volume import Volume
+from fsd.wire.messages import ATTRS
+
+# Inode numbers made by a recovery: far above those the run itself can have used.
+RECOVERY_COUNTER: Final = 1 << 39
+# Operation numbers after a power cut: above those that were in the lost tail.
+LOST_NUMBERS: Final = 1 << 20
+ASK_TIMEOUT: Final = 30.0
+ASK_AT_ONCE: Final = 1000
+
+
+@dataclass(slots=True)
+class Report:
+    """What a recovery did. `operations` and `files` were sent; `damaged` are the names under which files
+    with ranges lost in a power cut were put; `kept` counts files of which the server had newer content."""
+
+    session: int
+    operations: int = 0
+    files: int = 0
+    conflicts: int = 0
+    refused: int = 0
+    kept: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+
+class Recovery:
+    """One recovery. `run` blocks (network, disk)."""
+
+    def __init__(
+        self, options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
+    ) -> None:
+        self.options, self.host, self.remote, self.cache = options, host, remote, cache
+        self.patience = patience
+
+    def run(self) -> tuple[Report | None, int]:
+        """Send what is left and delete the log. Returns what was done (None: nothing was left) and the
+        number to begin the next log with. Raises `NotDrained` or what the server said; then the log stays."""
+        log = Log.reopen(self.options.state_dir, self.host)
+        try:
+            replay = Replay(log, self.host)
+            replay.run()
+            if replay.state is None:
+                return None, log.retire()
+            self._check(replay)
+            if not replay.ops and not any(p.changes for p in replay.files.values()):
+                return None, log.retire()
+            report = self._send(log, replay)
+            return report, log.retire()
+        except BaseException:
+            log.abandon()
+            raise
+
+    def _check(self, replay: Replay) -> None:
+        assert replay.state is not None
+        mine = self.options.file_system
+        if mine and replay.state.file_system and replay.state.file_system != mine:
+            raise UsageError(
+                f"the state directory {self.options.state_dir} belongs to filesystem "
+                f"{replay.state.file_system}, not {mine}",
+                hint="use another --state-dir, or recover it with that filesystem's token",
+            )
+
+    def _send(self, log: Log, replay: Replay) -> Report:
+        assert replay.state is not None
+        report = Report(replay.state.session)
+        if replay.doubtful:
+            self._drop_older(replay, report)
+        volume = rebuild(self.options, self.host, log, replay, report)
+        report.operations = len(volume.core.queue)
+        report.files = len(volume.core.dirty)
+        driver = Driver(volume, self.remote, self.cache, patience=self.patience)
+        for flight in list(volume.core.flights.values()):
+            volume.flusher.start(volume.core.nodes.get(flight.ino).file())
+        driver.until(volume.barrier())
+        report.conflicts, report.refused = volume.core.conflicts, volume.core.refused
+        if len(volume.core.queue) or volume.core.dirty:
+            left = volume.pending()
+            raise NotDrained(f"{left.operations} operations, {left.files} files left: {left.reason}")
+        return report
+
+    def _drop_older(self, replay: Replay, report: Report) -> None:
+        """Content this session committed after the last record that reached the disk is newer than what
+        the log has."""
+        assert replay.state is not None
+        inos = [ino for ino, past in replay.files.items() if past.changes]
+        for at in range(0, len(inos), ASK_AT_ONCE):
+            some = inos[at : at + ASK_AT_ONCE]
+            question = (ATTRS, tuple(replay.wire.out(ino) for ino in some))
+            _, answers = self.remote.ask([question], ASK_TIMEOUT)
+            for ino, attr in zip(some, answers[0]):
+                if attr is not None and _newer(replay, ino, attr):
+                    past = replay.files[ino]
+                    newest = max((i.frozen for i in replay.contents(ino)), default=past.frozen)
+                    past.changes = [e for e in past.changes if e.pos < newest]
+                    past.bad = False
+                    report.kept += 1
+
+
+def _newer(replay: Replay, ino: int, attr: Any) -> bool:
+    """Whether the server has content of this session that the log does not know of."""
+    assert replay.state is not None
+    past = replay.files[ino]
+    if attr.writer != replay.state.session or attr.cseq <= past.cseq:
+        return False
+    items = replay.contents(ino)
+    if items:
+        last = items[-1]
+        known = (last.op.size, last.op.mtime) if isinstance(last, Flown) else (last.size, last.mtime)
+        return bool((attr.size, attr.mtime) != known)
+    return bool(attr.size > 0 or attr.parts is not None) or not past.created
+
+
+def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report: Report) -> Volume:
+    """The volume of what a replay found, with everything in it still to be sent."""
+    assert replay.state is not None
+    core = Core(options, host, log)
+    core.recovering = True
+    core.session, core.ticket = replay.state.session, replay.state.ticket
+    core.shift, core.acked, core.wire = replay.state.shift, replay.acked, replay.wire
+    core.next_op = max(replay.top + 1, replay.acked)
+    if replay.doubtful:
+        core.next_op += LOST_NUMBERS
+    core.counter = RECOVERY_COUNTER
+    volume = Volume(core)
+    _take_out_damaged(replay)
+    for ino, past in replay.files.items():
+        items = replay.contents(ino)
+        if past.changes or items:
+            _stub(core, ino, past)
+    flights: dict[int, Flight] = {}
+    for ino, past in replay.files.items():
+        if ino in core.nodes.by_ino:
+            _refly(volume, replay, ino, past, flights)
+    for opno in sorted(replay.ops):
+        _requeue(volume, replay, opno, flights)
+    for ino, past in replay.files.items():
+        if past.bad:
+            report.damaged.append(_beside(volume, ino, past))
+    return volume
+
+
+def _stub(core: Core, ino: int, past: Past) -> Inode:
+    attr = Attr(
+        ino=ino,
+        mode=past.mode,
+        nlink=1,
+        uid=past.uid,
+        gid=past.gid,
+        size=past.base_size,
+        atime=past.mtime,
+        mtime=past.mtime,
+        ctime=past.ctime,
+        rdev=0,
+        target=None,
+        parent=0,
+        parts=None,
+        xattrs=None,
+        cseq=past.cseq,
+        writer=core.session,
+        born=1,
+    )
+    node = core.nodes.by_ino[ino] = Inode(attr, 0)
+    node.where = past.where
+    node.content = Content(past.base, past.base_size, past.cseq)
+    node.content.frozen = node.content.acked = past.frozen
+    node.content.first = past.first
+    node.size = past.size
+    node.gone = past.where is None and not past.changes
+    core.dirty[ino] = None
+    return node
+
+
+def _refly(volume: Volume, replay: Replay, ino: int, past: Past, flights: dict[int, Flight]) -> None:
+    """Play the file's changes again, freezing where the log says."""
+    core = volume.core
+    node = core.nodes.get(ino)
+    content = node.file()
+    events = [event for event in past.changes if event.pos >= past.frozen]
+    at = 0
+    before = past.base
+    for item in replay.contents(ino):
+        frozen = item.frozen
+        while at < len(events) and events[at].pos < frozen:
+            _play(content, events[at], core.now())
+            at += 1
+        made = isinstance(item, Flown)
+        size, mtime, ctime, opno = (
+            (item.op.size, item.op.mtime, item.op.ctime, item.op.opno)
+            if isinstance(item, Flown)
+            else (item.size, item.mtime, item.ctime, item.opno)
+        )
+        core.flight_key += 1
+        flight = content.freeze(core.flight_key, ino, frozen, size, mtime, ctime)
+        flight.opno = opno
+        if isinstance(item, Flown):
+            flight.state = READY
+            flight.blocks = before = result_of(before, item.op)
+            flight.sources = list(item.sources)
+            flight.touched = {index for index, _ in item.op.blocks}
+        else:
+            flight.appended_from = item.appended_from
+        core.flights[flight.key] = flight
+        flights[opno] = flight
+        if not made:
+            before = {}
+    for event in events[at:]:
+        _play(content, event, core.now())
+
+
+def _play(content: Content, event: Any, now: float) -> None:
+    if event.end < 0:
+        content.cut(event.start, event.pos, now)
+    else:
+        content.wrote(event.start, event.end, event.pos, now, append=event.append)
+
+
+def _requeue(volume: Volume, replay: Replay, opno: int, flights: dict[int, Flight]) -> None:
+    core = volume.core
+    item = replay.ops[opno]
+    pos, now = replay.positions[opno], core.now()
+    if isinstance(item, Reserved):
+        core.queue.add(Queued(opno, None, pos, now, flights[opno]))
+    elif isinstance(item, Flown):
+        core.queue.add(Queued(opno, item.op, pos, now, flights[opno], [], list(item.sources)))
+    else:
+        core.queue.add(Queued(opno, item, pos, now))
+        volume.committer.mark(item, 1)
+        return
+    core.nodes.get(flights[opno].ino).pending += 1
+
+
+def _beside(volume: Volume, ino: int, past: Past) -> str:
+    """Put the file with its damaged ranges under another name; the file itself stays as the server has it."""
+    core = volume.core
+    node = core.nodes.get(ino)
+    content = node.file()
+    parent, name = past.where if past.where is not None else (ROOT_INO, b"inode-%x" % ino)
+    time = core.stamp()
+    copy = recovered_name(name, core.options.hostname, time)
+    new = core.new_ino()
+    volume.committer.add(
+        Create(
+            core.take_opno(), CREATE, parent, copy, new, past.mode, past.uid, past.gid, 0, None, past.mtime
+        )
+    )
+    if content.window:
+        # The copy takes over everything the file was to become.
+        twin = _stub(core, new, past)
+        twin.where = (parent, copy)
+        twin.content = Content(dict(content.tip()), content.base_size, 0)
+        for event in past.changes:
+            if event.pos >= content.frozen:
+                _play(twin.content, event, core.now())
+        twin.content.first = content.first
+        twin.content.full = True
+        volume.flusher.freeze(twin)
+        content.window = False
+        if not content.flights:
+            core.dirty.pop(ino, None)
+    return show(copy)
+
+
+def _take_out_damaged(replay: Replay) -> None:
+    """Content with damaged bytes cannot be sent as it was: its changes count as not frozen."""
+    for opno, item in list(replay.ops.items()):
+        if isinstance(item, Flown) and _hits(item, replay.damaged):
+            del replay.ops[opno]
+            replay.files[item.op.ino].bad = True
+
+
+def _hits(item: Flown, damaged: list[tuple[int, int]]) -> bool:
+    """Whether blobs of a content operation come from damaged ranges of the log."""
+    for source in item.sources:
+        for piece in source.pieces:
+            if piece[0] != FROM_LOG or len(piece) != 3:
+                continue
+            if any(piece[1] < end and piece[1] + piece[2] > start for start, end in damaged):
+                return True
+    return False

@@ -1,0 +1,254 @@
+"""Reading an earlier run's log in order: which operations and which changes of files are left of it.
+
+After a power cut (another boot id) the log's tail may be lost, and single payloads in it damaged.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass, field
+
+from fsd.host.seam import Host
+from fsd.model.ops import CONFLICT, Create, Op, Rename, Setattr
+from fsd.vfs import log as logs
+from fsd.vfs.content import Blocks
+from fsd.vfs.files import TIME
+from fsd.vfs.log import Log, Record
+from fsd.vfs.records import (
+    Ack,
+    Base,
+    Flown,
+    Reserved,
+    State,
+    blocks_of,
+    read_ack,
+    read_base,
+    read_flown,
+    read_numbers,
+    read_op,
+    read_reserved,
+    read_state,
+    result_of,
+)
+from fsd.vfs.wiremap import WireMap
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of a file's content in the log. `end` < 0: a truncation to `start`."""
+
+    pos: int
+    start: int
+    end: int
+    time: int
+    append: bool
+
+
+@dataclass(slots=True)
+class Past:
+    """What the log tells of one file. `changes` since `base`, oldest first; `bad` if one was damaged."""
+
+    base: Blocks = field(default_factory=dict)
+    base_size: int = 0
+    cseq: int = 0
+    frozen: int = 0
+    size: int = 0
+    mtime: int = 0
+    ctime: int = 0
+    mode: int = stat.S_IFREG | 0o600
+    uid: int = 0
+    gid: int = 0
+    where: tuple[int, bytes] | None = None
+    first: int | None = None
+    changes: list[Event] = field(default_factory=list)
+    bad: bool = False
+    created: bool = False
+
+
+class Replay:
+    """See the module. One use."""
+
+    def __init__(self, log: Log, host: Host) -> None:
+        self.log = log
+        self.host = host
+        self.state: State | None = None
+        self.wire = WireMap()
+        self.files: dict[int, Past] = {}
+        self.ops: dict[int, Op | Flown | Reserved] = {}
+        self.positions: dict[int, int] = {}
+        self.top = 0  # newest operation number seen
+        self.acked = 1
+        self.doubtful = False  # another boot: payloads may be damaged, the tail may be lost
+        self.damaged: list[tuple[int, int]] = []  # log ranges that are not what was written
+
+    def run(self) -> None:
+        for record in self.log.scan():
+            if not record.whole and not (self.doubtful and record.kind == logs.WRITE):
+                break  # the order of operations ends here
+            self._apply(record)
+
+    def _payload(self, record: Record) -> bytes:
+        return self.log.read(record.pos, record.length)
+
+    def _apply(self, record: Record) -> None:
+        kind = record.kind
+        if kind == logs.WRITE:
+            self._write(record)
+        elif kind == logs.TRUNC:
+            past = self._file(record)
+            time, _ = TIME.unpack(self._payload(record))
+            past.changes.append(Event(record.pos, record.offset, -1, time, False))
+            past.size = record.offset
+            past.mtime = past.ctime = time
+        elif kind == logs.OP:
+            self._op(read_op(self._payload(record)), record)
+        elif kind == logs.STATE:
+            self._state(read_state(self._payload(record)))
+        elif kind == logs.BASE:
+            self._base(read_base(self._payload(record)), record)
+        elif kind == logs.RESERVED:
+            self._queue(read_reserved(self._payload(record)), record)
+        elif kind == logs.CONTENT:
+            self._queue(read_flown(self._payload(record)), record)
+        elif kind == logs.ACK:
+            self._ack(read_ack(self._payload(record)))
+        elif kind == logs.CANCEL:
+            for opno in read_numbers(self._payload(record)):
+                self.ops.pop(opno, None)
+            self.files.pop(record.ino, None)
+        elif kind == logs.DROP:
+            self._dropped(record.ino)
+
+    def _dropped(self, ino: int) -> None:
+        """The file's last name went: only what has an operation number is still to be sent."""
+        past = self.files.get(ino)
+        if past is None:
+            return
+        keep = max((item.frozen for item in self.contents(ino)), default=past.frozen)
+        past.changes = [event for event in past.changes if event.pos < keep]
+        past.where = None
+
+    def contents(self, ino: int) -> list[Flown | Reserved]:
+        """The content operations of a file that are not acknowledged, in order."""
+        found: list[Flown | Reserved] = []
+        for opno in sorted(self.ops):
+            item = self.ops[opno]
+            if (isinstance(item, Flown) and item.op.ino == ino) or (
+                isinstance(item, Reserved) and item.ino == ino
+            ):
+                found.append(item)
+        return found
+
+    def _state(self, state: State) -> None:
+        if self.state is None or state.session != self.state.session:
+            self.wire = WireMap(state.wire)
+        for local, wire in state.wire:
+            self.wire.put(local, wire)
+        self.state = state
+        self.acked = max(self.acked, state.acked)
+        self.doubtful = state.boot != self.host.boot_id()
+
+    def _file(self, record: Record) -> Past:
+        past = self.files.setdefault(record.ino, Past())
+        if past.first is None:
+            past.first = record.pos
+        return past
+
+    def _write(self, record: Record) -> None:
+        past = self._file(record)
+        start, end = record.offset, record.offset + record.length - TIME.size
+        if not record.whole:
+            past.bad = True
+            self.damaged.append((record.pos, record.pos + record.length))
+            past.changes.append(Event(record.pos + TIME.size, start, end, past.mtime, False))
+            past.size = max(past.size, end)
+            return
+        time, append = TIME.unpack(self.log.read(record.pos, TIME.size))
+        past.changes.append(Event(record.pos + TIME.size, start, end, time, bool(append)))
+        past.size = max(past.size, end)
+        past.mtime = past.ctime = time
+
+    def _base(self, base: Base, record: Record) -> None:
+        past = self._file(record)
+        past.base, past.base_size, past.cseq = blocks_of(base.blocks), base.size, base.cseq
+        past.frozen, past.first = base.frozen, record.pos
+        past.changes = [e for e in past.changes if e.pos >= base.frozen]
+        past.mode, past.uid, past.gid = base.mode, base.uid, base.gid
+        if not past.changes:
+            past.size, past.mtime, past.ctime = base.size, base.mtime, base.ctime
+        if base.parent:
+            past.where = (base.parent, base.name)
+
+    def _op(self, op: Op, record: Record) -> None:
+        self._number(op.opno, op, record)
+        if isinstance(op, Create):
+            if stat.S_ISREG(op.mode):
+                self.files[op.ino] = Past(
+                    mtime=op.time,
+                    ctime=op.time,
+                    mode=op.mode,
+                    uid=op.uid,
+                    gid=op.gid,
+                    where=(op.parent, op.name),
+                    first=record.pos,
+                    created=True,
+                )
+            return
+        past = self.files.get(op.ino)
+        if past is None:
+            return
+        if isinstance(op, Setattr):
+            past.mtime = past.mtime if op.mtime is None else op.mtime
+            past.ctime = op.ctime
+            past.mode = past.mode if op.mode is None else stat.S_IFMT(past.mode) | op.mode
+            past.uid = past.uid if op.uid is None else op.uid
+            past.gid = past.gid if op.gid is None else op.gid
+        elif isinstance(op, Rename):
+            past.where = (op.new_parent, op.new_name)
+            past.ctime = op.time
+
+    def _number(self, opno: int, op: Op | Flown | Reserved, record: Record) -> None:
+        self.ops[opno] = op
+        self.positions.setdefault(opno, record.pos)
+        self.top = max(self.top, opno)
+
+    def _queue(self, item: Flown | Reserved, record: Record) -> None:
+        opno = item.opno if isinstance(item, Reserved) else item.op.opno
+        self.files.setdefault(record.ino, Past())
+        if isinstance(item, Reserved):
+            # A content record of the same number may already be there: then it is made.
+            if not isinstance(self.ops.get(opno), Flown):
+                self._number(opno, item, record)
+        else:
+            self._number(opno, item, record)
+
+    def _ack(self, ack: Ack) -> None:
+        assert self.state is not None, "a log begins with its state"
+        self.state = self.state._replace(ticket=ack.ticket)
+        outcomes = {o.opno: o for o in ack.outcomes}
+        for opno in sorted(self.ops):
+            if opno >= ack.acked:
+                break
+            item = self.ops.pop(opno)
+            op = item.op if isinstance(item, Flown) else item
+            outcome = outcomes.get(opno)
+            moved = (
+                outcome is not None
+                and outcome.status == CONFLICT
+                and outcome.ino not in (0, self.wire.out(op.ino))
+            )
+            if isinstance(item, Flown):
+                self._landed(item, ack.seq, kept=outcome is not None and not moved)
+            if moved and outcome is not None:
+                self.wire.put(op.ino, outcome.ino)
+        self.acked = max(self.acked, ack.acked)
+
+    def _landed(self, item: Flown, seq: int, *, kept: bool) -> None:
+        past = self.files.get(item.op.ino)
+        if past is None:
+            return
+        past.base = result_of(past.base, item.op)
+        past.base_size, past.frozen = item.op.size, item.frozen
+        past.cseq = past.cseq if kept else seq
+        past.changes = [e for e in past.changes if e.pos >= item.frozen]
+        past.created = False
