@@ -102,13 +102,15 @@ class Paths:
 
     def put(self, tx: Tx, fs: FsRef, put: Put, content: Uploaded, folded: Folded | None) -> Plan:
         """The file gets `content`, or with `append` has it behind what it holds. Raises `FoldNeeded`."""
-        place = resolve(tx, fs.id, put.path, follow=True, parents=put.parents)
+        fresh = put.if_absent or not put.overwrite
+        # As with O_EXCL, a symlink counts as existing then, wherever it leads.
+        place = resolve(tx, fs.id, put.path, follow=not fresh, parents=put.parents)
         now = self._host.wall_ns()
         build = _Builder(self._new_ino, now)
         node = place.node
         check_revision(place, put.if_match)
         if node is not None:
-            if not put.overwrite or put.if_absent:
+            if fresh:
                 raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
             need_file(place)
         else:
@@ -216,11 +218,11 @@ class Paths:
     def hardlink(self, tx: Tx, fs: FsRef, source: Path, path: Path) -> Plan:
         origin = resolve(tx, fs.id, source)
         node = origin.need()
-        if node.is_dir:
-            raise PosixError(errno.EPERM, f"{show(origin.path)} is a directory, which has one name")
         place = resolve(tx, fs.id, path)
         if place.node is not None:
             raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
+        if node.is_dir:
+            raise PosixError(errno.EPERM, f"{show(origin.path)} is a directory, which has one name")
         build = _Builder(self._new_ino, self._host.wall_ns())
         build.add(ops.Link, ops.LINK, node.ino, place.parent.ino, place.name, build.now)
         return Plan(build.ops, place.path)
@@ -233,6 +235,10 @@ class Paths:
             raise PosixError(errno.EBUSY, "the root cannot be moved or replaced")
         if there is not None and not overwrite:
             raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+        if node.is_dir and place.path.startswith(origin.path + b"/"):
+            raise PosixError(errno.EINVAL, f"{show(origin.path)} cannot move below itself")
+        if origin.path.startswith(place.path + b"/"):
+            raise PosixError(errno.ENOTEMPTY, f"{show(place.path)} is not empty")
         build = _Builder(self._new_ino, self._host.wall_ns())
         flags = 0 if overwrite else ops.RENAME_NOREPLACE
         over, base = (0, 0) if there is None else (there.ino, there.cseq)

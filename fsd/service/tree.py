@@ -80,12 +80,12 @@ def resolve(
     while todo:
         name = todo.pop()
         here = stack[-1][1]
+        if not here.is_dir:
+            raise PosixError(errno.ENOTDIR, f"{show(_path(stack))} is no directory")
         if name == b"..":
             if len(stack) > 1:
                 stack.pop()
             continue
-        if not here.is_dir:
-            raise PosixError(errno.ENOTDIR, f"{show(_path(stack))} is no directory")
         found = child(tx, fs, here.ino, check_name(name))
         if found is None:
             path = _path(stack) + (b"/" if len(stack) > 1 else b"") + name
