@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.model.errors import FsdError, Unavailable
+from fsd.model.limits import REQUESTS_MAX
 from fsd.server import clock, control, files, journals, mount
 from fsd.server.context import Context, context, json_response
 from fsd.server.errors import answer, log, translate
@@ -115,6 +116,8 @@ class Front:
         ctx.metrics.in_flight += 1
         try:
             try:
+                if ctx.metrics.in_flight - ctx.waiters.count > REQUESTS_MAX:
+                    raise Unavailable("the server has too many requests at once")
                 clock.take_header(scope["headers"], allowed=self._test_clock)
                 await self._app(scope, receive, sending)
             except Exception as exc:

@@ -262,8 +262,9 @@ async def _hot(
 
         return _raw(await ctx.run(both))
     fs, who = await ctx.who(request)
-    large = await read_body(request, limit)
-    return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
+    async with ctx.large_bodies:
+        large = await read_body(request, limit)
+        return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
 
 
 def _raw(body: bytes) -> Response:

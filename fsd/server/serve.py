@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ from fsd.model.errors import Busy, FsdError, UsageError
 from fsd.model.limits import STOP_TIMEOUT
 from fsd.server.app import Front, make_app
 from fsd.server.clock import with_test_clock
+from fsd.server.protocol import BoundedProtocol
 from fsd.service.open import ServiceOptions, open_service
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ def run(options: ServeOptions, host: Host) -> int:
     """Serve until a signal; the exit code. Main thread only. Raises `UsageError` (options), `Busy` (address
     or data directory in use), `FormatTooNew`, `NoSpace`, `Unavailable`."""
     _check(options)
+    _raise_descriptors()
     if options.test_clock:
         host = with_test_clock(host)
     _make_data_dir(options.data_dir)
@@ -98,7 +101,7 @@ def run(options: ServeOptions, host: Host) -> int:
 async def _serve(options: ServeOptions, front: Front, bound: socket.socket, ready: Callable[[], None]) -> int:
     config = uvicorn.Config(
         front,
-        http="httptools",
+        http=BoundedProtocol,
         lifespan="off",
         ws="none",
         log_config=None,
@@ -192,6 +195,12 @@ def _check(options: ServeOptions) -> None:
     url = options.public_url
     if url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
         raise UsageError(f"not a URL: {url!r}", hint="the form is https://HOST[:PORT]")
+
+
+def _raise_descriptors() -> None:
+    """As many open files as this process may have: each connection is one, and 1,024 is a common default."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _make_data_dir(path: Path) -> None:

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Final
 
-from fsd.model.errors import FsdError
+from fsd.model.errors import FsdError, Unavailable
+from fsd.model.limits import POLLS_MAX
 
 CHECK_EVERY: Final = 0.2
 # Woken polls ask a little later, so that a burst of commits costs each reader one question, not hundreds.
@@ -23,17 +24,15 @@ Heads = Callable[[list[Hashable]], Awaitable[dict[Hashable, int]]]
 
 
 class Waiters:
-    """`heads` answers the current number of each subject; None when no other process can change them."""
+    """`heads` answers the current number of each subject; None when no other process can change them.
+    `count`: how many polls there are."""
 
     def __init__(self, heads: Heads | None) -> None:
         self._heads = heads
         self._waiting: dict[Hashable, set[asyncio.Event]] = {}
+        self.count = 0
         self._stopping = False
         self._checker: asyncio.Task[None] | None = None
-
-    @property
-    def count(self) -> int:
-        return sum(len(events) for events in self._waiting.values())
 
     def waiting(self, subject: Hashable) -> bool:
         """Whether anybody waits for `subject`. Any thread."""
@@ -41,11 +40,14 @@ class Waiters:
 
     def register(self, subject: Hashable) -> asyncio.Event:
         """An event that is set at the next change. Register before the first look at the subject, so that
-        no change falls in between; give it back with `forget`."""
+        no change falls in between; give it back with `forget`. Raises `Unavailable` at POLLS_MAX."""
+        if self.count >= POLLS_MAX:
+            raise Unavailable("the server has too many long polls")
         event = asyncio.Event()
         if self._stopping:
             event.set()
         self._waiting.setdefault(subject, set()).add(event)
+        self.count += 1
         if self._heads is not None and self._checker is None:
             self._checker = asyncio.create_task(self._check())
         return event
@@ -53,6 +55,7 @@ class Waiters:
     def forget(self, subject: Hashable, event: asyncio.Event) -> None:
         events = self._waiting.get(subject, set())
         events.discard(event)
+        self.count -= 1
         if not events:
             self._waiting.pop(subject, None)
 

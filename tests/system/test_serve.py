@@ -243,3 +243,48 @@ def test_no_environment_is_needed_and_the_log_has_no_secret(server: Server) -> N
     server.ask("GET", f"/v1/file-systems/{fs.id}/journals", token=fs.token + "x")
     assert fs.token.encode() not in server.log.read_bytes()
     assert os.access(server.data_dir / "admin.key", os.R_OK)
+
+
+def _talk(server: Server, sent: bytes) -> bytes:
+    """What the server says to `sent` until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock:
+        got = b""
+        try:
+            sock.sendall(sent)
+            while piece := sock.recv(65536):
+                got += piece
+        except ConnectionError:
+            pass  # it closed while more was coming
+        return got
+
+
+def test_what_is_no_http_is_told_in_the_error_body(server: Server) -> None:
+    for sent in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n"):
+        head, _, body = _talk(server, sent).partition(b"\r\n\r\n")
+        assert b" 400 " in head, (sent, head)
+        assert json.loads(body)["error"]["code"] == "invalid_argument"
+
+
+def test_an_endless_head_is_bounded(server: Server) -> None:
+    got = _talk(server, b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20))
+    assert got == b"" or b" 400 " in got
+    got = _talk(server, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 100_000)
+    assert got == b"" or b" 400 " in got
+    assert server.ask("GET", "/healthz").status == 200
+
+
+def test_more_connections_than_the_usual_descriptors(server: Server) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    connections = []
+    try:
+        for _ in range(1500):
+            connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+        assert server.ask("GET", "/readyz").status == 200
+        assert server.create().ask("GET", "/journals").status == 200
+    finally:
+        for one in connections:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
