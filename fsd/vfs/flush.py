@@ -90,7 +90,7 @@ class Flusher:
         content = node.content
         if content is None or not content.unclean:
             return []
-        if content.window:
+        if content.window and not node.gone:
             core = self.core
             core.flight_key += 1
             flight = content.freeze(

@@ -76,6 +76,7 @@ class Replay:
         self.files: dict[int, Past] = {}
         self.ops: dict[int, Op | Flown | Reserved] = {}
         self.positions: dict[int, int] = {}
+        self.dropped: set[int] = set()
         self.top = 0  # newest operation number seen
         self.acked = 1
         self.doubtful = False  # another boot: payloads may be damaged, the tail may be lost
@@ -92,6 +93,8 @@ class Replay:
 
     def _apply(self, record: Record) -> None:
         kind = record.kind
+        if record.ino in self.dropped and kind in (logs.WRITE, logs.TRUNC, logs.BASE):
+            return  # changes of a file without a name, for its open handles only
         if kind == logs.WRITE:
             self._write(record)
         elif kind == logs.TRUNC:
@@ -116,11 +119,13 @@ class Replay:
             for opno in read_numbers(self._payload(record)):
                 self.ops.pop(opno, None)
             self.files.pop(record.ino, None)
+            self.dropped.add(record.ino)
         elif kind == logs.DROP:
             self._dropped(record.ino)
 
     def _dropped(self, ino: int) -> None:
         """The file's last name went: only what has an operation number is still to be sent."""
+        self.dropped.add(ino)
         past = self.files.get(ino)
         if past is None:
             return

@@ -1,0 +1,626 @@
+"""A client and a server in one process with a clock, a network and a disk that a test bends at will.
+
+`World` drives a `Volume` against a real `Service` with random operations; beside it runs `Tree`, a model of
+what was acknowledged. Everything random comes from one seed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fsd.host.seam import Host
+from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import FsdError, PosixError
+from fsd.model.ops import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fsd.vfs.open import open_volume
+from fsd.vfs.types import Job, Park, VolumeOptions, Want
+from fsd.vfs.volume import Volume
+from support.bench import Bench
+from support.inproc import InProcess, NoCache
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Time that moves only when told to, and a machine that can be booted again."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.wall = 1_700_000_000_000_000_000
+        self.boot = "boot-0"
+        self.crash_at: Callable[[str], None] = lambda name: None
+
+    def wall_ns(self) -> int:
+        self.wall += 1_000
+        return self.wall
+
+    def host(self, rng: random.Random) -> Host:
+        return Host(
+            wall_ns=self.wall_ns,
+            monotonic=lambda: self.seconds,
+            token_bytes=rng.randbytes,
+            boot_id=lambda: self.boot,
+            crash_point=lambda name: self.crash_at(name),
+        )
+
+
+class Net:
+    """Random faults of the network; `cut` refuses the next calls."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.cut = 0
+        self.faulty = True
+
+    def __call__(self, route: str) -> str:
+        if self.cut > 0:
+            self.cut -= 1
+            return "refuse"
+        if not self.faulty:
+            return "pass"
+        roll = self.rng.random()
+        if roll < 0.05:
+            return "refuse"
+        if roll < 0.10 and route != "session":
+            return "lose"
+        if roll < 0.15 and route != "session":
+            return "double"
+        return "pass"
+
+
+class Node:
+    """A file, directory or symlink of the model."""
+
+    def __init__(self, kind: int, mode: int) -> None:
+        self.kind = kind
+        self.mode = mode
+        self.data = bytearray()
+        self.names: dict[bytes, Node] = {}
+        self.target: bytes | None = None
+        self.xattrs: dict[bytes, bytes] = {}
+        self.nlink = 0
+        self.mtime = 0
+        self.ino = 0
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == stat.S_IFDIR
+
+
+class Tree:
+    """The model: what every acknowledged call has made of the tree."""
+
+    def __init__(self) -> None:
+        self.root = Node(stat.S_IFDIR, 0o755)
+
+    def dirs(self) -> list[tuple[bytes, Node]]:
+        found = [(b"", self.root)]
+        for path, node in found:
+            found.extend((path + b"/" + n, c) for n, c in node.names.items() if c.is_dir)
+        return found
+
+    def walk(self) -> dict[str, tuple[Any, ...]]:
+        """path -> everything that must survive."""
+        found: dict[str, tuple[Any, ...]] = {}
+        for path, node in self.dirs():
+            for name, child in node.names.items():
+                found[(path + b"/" + name).decode()] = shown(child)
+        return found
+
+
+def shown(node: Node) -> tuple[Any, ...]:
+    if node.is_dir:
+        return ("dir", node.mode, tuple(sorted(node.xattrs.items())))
+    if node.kind == stat.S_IFLNK:
+        return ("link", node.target)
+    return ("file", bytes(node.data), node.mode, node.nlink, node.mtime, tuple(sorted(node.xattrs.items())))
+
+
+def server_tree(bench: Bench, ino: int = ROOT_INO, path: str = "") -> dict[str, tuple[Any, ...]]:
+    """The same as `Tree.walk`, from the server."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, entry in bench.entries(ino).items():
+        at, attr = f"{path}/{name.decode()}", entry.attr
+        xattrs = tuple(sorted((attr.xattrs or {}).items()))
+        if attr.is_dir:
+            found[at] = ("dir", attr.mode & 0o7777, xattrs)
+            found.update(server_tree(bench, attr.ino, at))
+        elif attr.is_file:
+            data = bench.read(attr)
+            found[at] = ("file", data, attr.mode & 0o7777, attr.nlink, attr.mtime, xattrs)
+        else:
+            found[at] = ("link", attr.target)
+    return found
+
+
+class World:
+    """One random run. `log` of what was done is printed by the test when it fails."""
+
+    NAMES = (b"a", b"b", b"c", b"d", b"e", b"f")
+
+    def __init__(self, directory: Path, seed: int, *, segment: int | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.directory = directory
+        self.clock = Clock()
+        self.host = self.clock.host(self.rng)
+        self.bench = Bench(directory / "server")
+        self.net = Net(self.rng)
+        self.remote = InProcess(self.bench.service, self.bench.fs, self.net)
+        self.cache = NoCache()
+        self.tree = Tree()
+        self.handles: list[tuple[int, Node, int]] = []
+        self.delayed: list[tuple[Job, object]] = []
+        self.waiting: list[Job] = []
+        self.done: list[str] = []
+        self.boots = 0
+        self.recoveries = 0
+        self.options = VolumeOptions(
+            state_dir=directory / "mount",
+            mount_id="world",
+            hostname="sandbox",
+            path="/mnt",
+            io_timeout=0,
+            buffer_size=1 << 34,
+        )
+        self.volume: Volume
+        self.open()
+
+    # the client --------------------------------------------------------------------------------------
+    def open(self) -> None:
+        """Mount; tries again while the network misbehaves."""
+        while True:
+            try:
+                faulty, self.net.faulty = self.net.faulty, False
+                cut, self.net.cut = self.net.cut, 0
+                self.volume = open_volume(self.options, self.host, self.remote, self.cache)
+                break
+            finally:
+                self.net.faulty, self.net.cut = faulty, cut
+        if self.volume.recovered is not None:
+            self.recoveries += 1
+        self.delayed, self.waiting = [], []
+
+    def close(self) -> None:
+        self.volume.close()
+        self.bench.close()
+
+    def run_some(self, most: int) -> None:
+        """Let the network make some progress, replies in any order."""
+        for _ in range(most):
+            self.waiting.extend(self.volume.jobs())
+            if self.waiting and (not self.delayed or self.rng.random() < 0.6):
+                job = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+                result: object
+                try:
+                    result = job.run(self.remote, self.cache)
+                except FsdError as exc:
+                    result = exc
+                self.delayed.append((job, result))
+            elif self.delayed:
+                job, result = self.delayed.pop(self.rng.randrange(len(self.delayed)))
+                self.volume.finish(job, result)
+            else:
+                return
+
+    def until(self, want: Want, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if self.volume.done(want):
+                return
+            before = (len(self.delayed), len(self.waiting))
+            self.run_some(1)
+            if before == (0, 0) == (len(self.delayed), len(self.waiting)):
+                deadline = self.volume.next_deadline()
+                self.clock.seconds = max(self.clock.seconds + 0.001, deadline or self.clock.seconds)
+                self.volume.tick(self.clock.seconds)
+        raise AssertionError(f"never ended: {want.what}; {self.volume.status()}")
+
+    def call(self, fn: Callable[[Volume], T]) -> T:
+        while True:
+            try:
+                return fn(self.volume)
+            except Park as park:
+                self.until(park.want)
+                if not park.again:
+                    return park.want.result  # type: ignore[return-value]
+
+    # random steps ------------------------------------------------------------------------------------
+    def step(self) -> None:
+        """One random thing happens."""
+        kinds: list[tuple[int, Callable[[], None]]] = [
+            (14, self.do_create),
+            (20, self.do_write),
+            (5, self.do_truncate),
+            (8, self.do_unlink),
+            (10, self.do_rename),
+            (5, self.do_mkdir),
+            (3, self.do_rmdir),
+            (3, self.do_link),
+            (3, self.do_symlink),
+            (4, self.do_attr),
+            (4, self.do_xattr),
+            (6, self.do_fsync),
+            (8, self.do_open),
+            (8, self.do_close),
+            (8, self.do_read),
+            (6, self.do_time),
+            (3, self.do_cut),
+            (2, self.do_barrier),
+            (2, self.do_crash),
+        ]
+        pick = self.rng.choices([k[1] for k in kinds], [k[0] for k in kinds])[0]
+        pick()
+        if self.rng.random() < 0.5:
+            self.run_some(self.rng.randrange(4))
+
+    def note(self, what: str) -> None:
+        self.done.append(what)
+
+    def some_dir(self) -> Node:
+        return self.rng.choice(self.tree.dirs())[1]
+
+    def ino(self, node: Node) -> int:
+        return self.volume.root_ino if node is self.tree.root else node.ino
+
+    def resolve(self, node: Node) -> None:
+        """Look a path up again after a remount: the kernel would."""
+
+    def expect(self, number: int, fn: Callable[[], Any]) -> None:
+        try:
+            fn()
+        except PosixError as exc:
+            assert exc.errno == number, f"{exc} instead of {errno.errorcode[number]}"
+            return
+        raise AssertionError(f"no {errno.errorcode[number]}")
+
+    def times(self, node: Node) -> None:
+        node.mtime = self.call(lambda v: v.getattr(node.ino)).mtime
+
+    def do_create(self) -> None:
+        where, name = self.some_dir(), self.rng.choice(self.NAMES)
+        self.note(f"create {name!r} in {where.ino:x}")
+        if name in where.names:
+            self.expect(
+                errno.EEXIST,
+                lambda: self.call(lambda v: v.create(self.ino(where), name, 0o644, 0, 0, os.O_RDWR)),
+            )
+            return
+        append = os.O_APPEND if self.rng.random() < 0.2 else 0
+        made, fh = self.call(lambda v: v.create(self.ino(where), name, 0o644, 0, 0, os.O_RDWR | append))
+        node = Node(stat.S_IFREG, 0o644)
+        node.ino, node.nlink, node.mtime = made.ino, 1, made.mtime
+        where.names[name] = node
+        self.handles.append((fh, node, append))
+
+    def do_write(self) -> None:
+        if not self.handles:
+            return
+        fh, node, flags = self.rng.choice(self.handles)
+        big = self.rng.random() < 0.05
+        size = self.rng.randrange(1, 1_500_000 if big else 5000)
+        data = self.rng.randbytes(min(size, 64)) * (size // 64 + 1)
+        data = data[:size]
+        offset = self.rng.choice((0, len(node.data), self.rng.randrange(len(node.data) + 100_000)))
+        if flags & os.O_APPEND:
+            offset = len(node.data)
+        self.note(f"write {node.ino:x} {offset}+{size}")
+        assert self.call(lambda v: v.write(fh, offset, data)) == size
+        if len(node.data) < offset:
+            node.data.extend(bytes(offset - len(node.data)))
+        node.data[offset : offset + size] = data
+        self.times(node)
+
+    def do_truncate(self) -> None:
+        if not self.handles:
+            return
+        _, node, _ = self.rng.choice(self.handles)
+        size = self.rng.choice((0, self.rng.randrange(len(node.data) + 1), len(node.data) + 3000))
+        self.note(f"truncate {node.ino:x} {size}")
+        self.call(lambda v: v.setattr(node.ino, size=size))
+        if size < len(node.data):
+            del node.data[size:]
+        else:
+            node.data.extend(bytes(size - len(node.data)))
+        self.times(node)
+
+    def child(self) -> tuple[Node, bytes, Node | None]:
+        where = self.some_dir()
+        name = self.rng.choice(list(where.names) or [b"zz"] if self.rng.random() < 0.9 else self.NAMES)
+        return where, name, where.names.get(name)
+
+    def do_unlink(self) -> None:
+        where, name, node = self.child()
+        self.note(f"unlink {name!r} in {where.ino:x}")
+        if node is None or node.is_dir:
+            number = errno.ENOENT if node is None else errno.EISDIR
+            self.expect(number, lambda: self.call(lambda v: v.unlink(self.ino(where), name)))
+            return
+        self.call(lambda v: v.unlink(self.ino(where), name))
+        del where.names[name]
+        node.nlink -= 1
+
+    def do_rmdir(self) -> None:
+        where, name, node = self.child()
+        if node is None or not node.is_dir:
+            return
+        self.note(f"rmdir {name!r} in {where.ino:x}")
+        if node.names:
+            self.expect(errno.ENOTEMPTY, lambda: self.call(lambda v: v.rmdir(self.ino(where), name)))
+            return
+        self.call(lambda v: v.rmdir(self.ino(where), name))
+        del where.names[name]
+
+    def do_mkdir(self) -> None:
+        where, name = self.some_dir(), self.rng.choice(self.NAMES)
+        if name in where.names or len(self.tree.dirs()) > 12:
+            return
+        self.note(f"mkdir {name!r} in {where.ino:x}")
+        made = self.call(lambda v: v.mkdir(self.ino(where), name, 0o755, 0, 0))
+        node = Node(stat.S_IFDIR, 0o755)
+        node.ino = made.ino
+        where.names[name] = node
+
+    def do_symlink(self) -> None:
+        where, name = self.some_dir(), self.rng.choice(self.NAMES)
+        if name in where.names:
+            return
+        self.note(f"symlink {name!r} in {where.ino:x}")
+        target = self.rng.choice(self.NAMES) * 3
+        made = self.call(lambda v: v.symlink(self.ino(where), name, target, 0, 0))
+        node = Node(stat.S_IFLNK, 0o777)
+        node.ino, node.target, node.nlink = made.ino, target, 1
+        where.names[name] = node
+
+    def files(self) -> list[Node]:
+        return [c for _, d in self.tree.dirs() for c in d.names.values() if c.kind == stat.S_IFREG]
+
+    def do_link(self) -> None:
+        files = self.files()
+        where, name = self.some_dir(), self.rng.choice(self.NAMES)
+        if not files or name in where.names:
+            return
+        node = self.rng.choice(files)
+        self.note(f"link {node.ino:x} {name!r} in {where.ino:x}")
+        self.call(lambda v: v.link(node.ino, self.ino(where), name))
+        where.names[name] = node
+        node.nlink += 1
+
+    def do_rename(self) -> None:
+        where, name, node = self.child()
+        to, new = self.some_dir(), self.rng.choice(self.NAMES)
+        if node is None:
+            return
+        over = to.names.get(new)
+        flags = self.rng.choice((0, 0, 0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE))
+        self.note(
+            f"rename {name!r} in {where.ino:x} to {new!r} in {to.ino:x} over {over and hex(over.ino)} {flags}"
+        )
+        fn = lambda: self.call(  # noqa: E731
+            lambda v: v.rename(self.ino(where), name, self.ino(to), new, flags)
+        )
+        number = self.rename_error(where, node, to, over, flags)
+        if number:
+            self.expect(number, fn)
+            return
+        fn()
+        if over is node:
+            return
+        if flags == RENAME_EXCHANGE:
+            assert over is not None
+            where.names[name], to.names[new] = over, node
+            return
+        del where.names[name]
+        to.names[new] = node
+        if over is not None and not over.is_dir:
+            over.nlink -= 1
+
+    def below(self, node: Node, top: Node) -> bool:
+        return node is top or any(self.below(node, c) for c in top.names.values() if c.is_dir)
+
+    def rename_error(self, where: Node, node: Node, to: Node, over: Node | None, flags: int) -> int:
+        if flags == RENAME_EXCHANGE and over is None:
+            return errno.ENOENT
+        if flags == RENAME_NOREPLACE and over is not None:
+            return errno.EEXIST
+        if over is node:
+            return 0
+        if node.is_dir and self.below(to, node):
+            return errno.EINVAL
+        if over is None:
+            return 0
+        if flags == RENAME_EXCHANGE:
+            return errno.EINVAL if over.is_dir and self.below(where, over) else 0
+        if node.is_dir and not over.is_dir:
+            return errno.ENOTDIR
+        if over.is_dir and not node.is_dir:
+            return errno.EISDIR
+        return errno.ENOTEMPTY if over.is_dir and over.names else 0
+
+    def do_attr(self) -> None:
+        files = self.files()
+        if not files:
+            return
+        node = self.rng.choice(files)
+        if self.rng.random() < 0.5:
+            node.mode = self.rng.choice((0o600, 0o644, 0o755))
+            self.note(f"chmod {node.ino:x} {node.mode:o}")
+            self.call(lambda v: v.setattr(node.ino, mode=node.mode))
+        else:
+            node.mtime = self.rng.randrange(10**18)
+            self.note(f"utimens {node.ino:x} {node.mtime}")
+            self.call(lambda v: v.setattr(node.ino, mtime=node.mtime, atime=5))
+
+    def do_xattr(self) -> None:
+        files = self.files()
+        if not files:
+            return
+        node = self.rng.choice(files)
+        name, value = b"user." + self.rng.choice(self.NAMES), self.rng.randbytes(5)
+        self.note(f"setxattr {node.ino:x} {name!r}")
+        self.call(lambda v: v.setxattr(node.ino, name, value))
+        node.xattrs[name] = value
+
+    def do_fsync(self) -> None:
+        if not self.handles:
+            return
+        fh, node, _ = self.rng.choice(self.handles)
+        self.note(f"fsync {node.ino:x}")
+        self.call(lambda v: v.fsync(fh, False))
+        self.check_file(node)
+
+    def do_open(self) -> None:
+        files = self.files()
+        if not files:
+            return
+        node = self.rng.choice(files)
+        flags = self.rng.choice((os.O_RDWR, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_TRUNC))
+        self.note(f"open {node.ino:x} {flags:o}")
+        fh = self.call(lambda v: v.open(node.ino, flags))
+        self.handles.append((fh, node, flags & os.O_APPEND))
+        if flags & os.O_TRUNC:
+            node.data.clear()
+            self.times(node)
+
+    def do_close(self) -> None:
+        if not self.handles:
+            return
+        fh, node, _ = self.handles.pop(self.rng.randrange(len(self.handles)))
+        self.note(f"close {node.ino:x}")
+        self.call(lambda v: v.flush(fh))
+        self.call(lambda v: v.release(fh))
+
+    def do_read(self) -> None:
+        if not self.handles:
+            return
+        fh, node, _ = self.rng.choice(self.handles)
+        offset = self.rng.randrange(len(node.data) + 1)
+        size = self.rng.randrange(1, 200_000)
+        self.note(f"read {node.ino:x} {offset}+{size}")
+        got = self.call(lambda v: v.read(fh, offset, size))
+        assert got == bytes(node.data[offset : offset + size]), f"read of {node.ino:x} at {offset}"
+
+    def do_time(self) -> None:
+        self.note("time")
+        self.clock.seconds += self.rng.random() * 3
+        self.volume.tick(self.clock.seconds)
+        self.run_some(self.rng.randrange(30))
+
+    def do_cut(self) -> None:
+        self.note("cut")
+        self.net.cut = self.rng.randrange(30)
+
+    def do_barrier(self) -> None:
+        self.note("barrier")
+        self.until(self.volume.barrier())
+        self.check_server()
+
+    def do_crash(self) -> None:
+        self.note("crash")
+        self.kill()
+        self.open()
+        self.after_crash()
+
+    def kill(self) -> None:
+        """The daemon dies: SIGKILL. Some of its requests were on their way."""
+        for job in self.waiting:
+            if self.rng.random() < 0.5:
+                try:
+                    job.run(self.remote, self.cache)
+                except FsdError:
+                    continue
+        self.volume.core.log.abandon()
+        assert self.volume.lock is not None
+        os.close(self.volume.lock)
+
+    def after_crash(self) -> None:
+        """Everything acknowledged is there; programs begin again."""
+        self.handles.clear()
+        self.check_server()
+        self.renumber(self.tree.root, self.volume.root_ino)
+
+    def renumber(self, node: Node, ino: int) -> None:
+        """Inode numbers survive a remount."""
+        for name, child in node.names.items():
+            found = self.call(lambda v: v.lookup(ino, name))
+            assert found is not None
+            assert found.ino == child.ino or not child.ino, f"{name!r} has another inode number"
+            child.ino = found.ino
+            if child.is_dir:
+                self.renumber(child, found.ino)
+
+    # checks ------------------------------------------------------------------------------------------
+    def check_file(self, node: Node) -> None:
+        """What fsync promised."""
+        if node.nlink == 0:
+            return
+        _, (attrs,) = self.bench.service.namespace.ask(self.bench.fs, [("attrs", (node.ino,))])
+        assert attrs[0] is not None, f"fsynced file {node.ino:x} is not on the server"
+        assert self.bench.read(attrs[0]) == bytes(node.data), f"fsynced content of {node.ino:x}"
+
+    def check_server(self) -> None:
+        assert_same(self.tree.walk(), server_tree(self.bench))
+
+    def check_local(self) -> None:
+        """What programs see is what they did."""
+        found: dict[str, tuple[Any, ...]] = {}
+
+        def visit(ino: int, path: str) -> None:
+            fh = self.call(lambda v: v.opendir(ino))
+            cookie = 0
+            while True:
+                rows = self.call(lambda v: v.readdir(fh, cookie, 3))
+                if not rows:
+                    break
+                for name, node, cookie in rows:  # noqa: B007
+                    at = f"{path}/{name.decode()}"
+                    node = self.call(lambda v, i=node.ino: v.getattr(i))
+                    xattrs = tuple(sorted((node.xattrs or {}).items()))
+                    if node.is_dir:
+                        found[at] = ("dir", node.mode & 0o7777, xattrs)
+                        visit(node.ino, at)
+                    elif node.is_file:
+                        data = self.read_all(node.ino, node.size)
+                        found[at] = ("file", data, node.mode & 0o7777, node.nlink, node.mtime, xattrs)
+                    else:
+                        found[at] = ("link", self.volume.readlink(node.ino))
+            self.call(lambda v: v.releasedir(fh))
+
+        visit(self.volume.root_ino, "")
+        assert_same(self.tree.walk(), found)
+
+    def read_all(self, ino: int, size: int) -> bytes:
+        fh = self.call(lambda v: v.open(ino, os.O_RDONLY))
+        data = self.call(lambda v: v.read(fh, 0, size)) if size else b""
+        self.call(lambda v: v.release(fh))
+        return data
+
+    def snapshot_disk(self, to: Path) -> None:
+        """A copy of the mount's state, as a clone of the machine gets it."""
+        shutil.copytree(self.options.state_dir, to)
+
+
+def assert_same(want: dict[str, tuple[Any, ...]], got: dict[str, tuple[Any, ...]]) -> None:
+    """Equal, or say where not, shortly."""
+    if want == got:
+        return
+    lines = [f"missing {p}" for p in sorted(want.keys() - got.keys())]
+    lines += [f"too many {p}" for p in sorted(got.keys() - want.keys())]
+    for path in sorted(want.keys() & got.keys()):
+        if want[path] != got[path]:
+            a, b = want[path], got[path]
+            for x, y in zip(a, b):
+                if x != y:
+                    lines.append(f"{path}: want {short(x)} got {short(y)}")
+    raise AssertionError("\n".join(lines))
+
+
+def short(value: Any) -> str:
+    if isinstance(value, bytes) and len(value) > 40:
+        return f"{len(value)} bytes {value[:12].hex()}…{value[-12:].hex()}"
+    return repr(value)
