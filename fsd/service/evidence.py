@@ -15,7 +15,7 @@ from fsd.meta.database import Database, Tx
 from fsd.model.errors import NotFound, UsageError
 from fsd.model.limits import JOURNAL_PAGE_MAX
 from fsd.service.access import FsRef
-from fsd.service.journals import COLUMNS, column, shown_journal, shown_text
+from fsd.service.journals import COLUMNS, PAGE_BYTES, column, shown_journal, shown_text
 from fsd.wire.chain import Chain
 
 SCAN_MAX: Final = 20_000  # entries one search request looks at
@@ -54,11 +54,11 @@ def list_journals(
 
 def search(db: Database, fs: FsRef, wanted: Search, cursor: str, limit: int) -> tuple[list[str], str | None]:
     """Matches as JSON texts, oldest first, and a cursor where more may follow (also after `SCAN_MAX`
-    entries without a match)."""
+    entries without a match, and when PAGE_BYTES are full)."""
     at = _read_cursor(cursor) if cursor else (-1, "", 0)
     names = _journals_with(db, fs, wanted) if wanted.kind is not None or wanted.labels else None
     found: list[str] = []
-    scanned = 0
+    scanned = size = 0
     while scanned < SCAN_MAX:
         rows = db.read(lambda tx, a=at: _entry_page(tx, fs, wanted, a))  # type: ignore[misc]
         for row in rows:
@@ -70,9 +70,10 @@ def search(db: Database, fs: FsRef, wanted: Search, cursor: str, limit: int) -> 
             if wanted.subjects and not _has_subjects(body, wanted.subjects):
                 continue
             found.append(f'{{"journal_id":{json.dumps(journal)},"entry":{shown_text(body, digest)}}}')
-            if len(found) >= limit:
+            size += len(body)
+            if len(found) >= limit or size >= PAGE_BYTES:
                 return found, _write_cursor(at)
-        if len(rows) < JOURNAL_PAGE_MAX:
+        if len(rows) < _WALK:
             return found, None
     return found, _write_cursor(at)
 
@@ -131,7 +132,7 @@ def _entry_page(tx: Tx, fs: FsRef, wanted: Search, at: tuple[int, str, int]) -> 
     return tx.all(
         "SELECT observed, journal, seq, body, entry_hash FROM journal_entry WHERE "
         f"{' AND '.join(where)} ORDER BY observed, journal, seq LIMIT ?",
-        [*params, JOURNAL_PAGE_MAX],
+        [*params, _WALK],
     )
 
 

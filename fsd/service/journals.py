@@ -15,6 +15,7 @@ from typing import Any, Final
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotFound
+from fsd.model.limits import MIB
 from fsd.model.times import rfc3339
 from fsd.service.access import FsRef, Grant
 from fsd.service.entries import Envelope, check_actor, show_actor
@@ -23,6 +24,8 @@ from fsd.service.tokens import no_file_system
 from fsd.wire.canonical import canonical, entry_hash, genesis_hash
 from fsd.wire.strictjson import dumps
 
+PAGE_BYTES: Final = 4 * MIB  # a page ends at about this size
+READ_CHUNK: Final = 50  # rows of a page read at a time: at most 3.2 MiB beyond the bound
 COLUMNS: Final = "id, kind, title, actor, labels, created, updated, next_seq, genesis, head"
 
 
@@ -111,18 +114,27 @@ class Journals:
         return answer
 
     def read(self, fs: FsRef, journal_id: str, after_seq: int, limit: int) -> tuple[list[str], int]:
-        """Entries after `after_seq` as JSON texts, and the `next_after_seq`."""
+        """Entries after `after_seq` as JSON texts, and the `next_after_seq`. Fewer than `limit` come, also
+        before the end, when they are large (PAGE_BYTES); none means the end."""
 
-        def page(tx: Tx) -> list[tuple[Any, ...]]:
+        def page(tx: Tx) -> tuple[list[str], int]:
             self._need(tx, fs, journal_id)
-            return tx.all(
-                "SELECT seq, body, entry_hash FROM journal_entry WHERE fs = ? AND journal = ? AND seq > ? "
-                "ORDER BY seq LIMIT ?",
-                (fs.id, journal_id, after_seq, limit),
-            )
+            texts: list[str] = []
+            at, size = after_seq, 0
+            while len(texts) < limit and size < PAGE_BYTES:
+                rows = tx.all(
+                    "SELECT seq, body, entry_hash FROM journal_entry WHERE fs = ? AND journal = ? "
+                    "AND seq > ? ORDER BY seq LIMIT ?",
+                    (fs.id, journal_id, at, min(READ_CHUNK, limit - len(texts))),
+                )
+                for at, body, digest in rows:  # noqa: B007 - the last seq is used behind the loop
+                    texts.append(shown_text(body, digest))
+                    size += len(body)
+                if len(rows) < READ_CHUNK:
+                    break
+            return texts, at
 
-        rows = self._db.read(page)
-        return [shown_text(row[1], row[2]) for row in rows], rows[-1][0] if rows else after_seq
+        return self._db.read(page)
 
     def head_seq(self, fs: FsRef, journal_id: str) -> int:
         """The number of the last entry, 0 in an empty journal; raises `NotFound`."""

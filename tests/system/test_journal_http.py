@@ -211,6 +211,29 @@ def test_pages_end_with_an_empty_list(fs: TestFs) -> None:
         assert fs.ask("GET", f"/journals/task-42/entries?{bad}").status == 400
 
 
+def test_large_pages_end_early_and_nothing_is_left_out(fs: TestFs) -> None:
+    for _ in range(4):
+        assert append(fs, [{"type": "a", "x": "y" * 60_000}] * 60).status == 200
+    sizes, after = [], 0
+    while True:
+        page = read(fs, query=f"?after_seq={after}&limit=1000")
+        if not page["entries"]:
+            break
+        assert [e["seq"] for e in page["entries"]] == list(range(after + 1, page["next_after_seq"] + 1))
+        after = page["next_after_seq"]
+        sizes.append(len(json.dumps(page)))
+    assert after == 240 and len(sizes) > 2 and max(sizes) < 8 << 20
+    seen, cursor = [], ""
+    while True:
+        got = fs.ask("GET", f"/journal-entries?limit=1000&cursor={cursor}")
+        assert len(got.body) < 8 << 20
+        seen += [m["entry"]["seq"] for m in got.json["matches"]]
+        cursor = got.json["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == list(range(1, 241))
+
+
 def test_a_long_poll_returns_with_the_entry(fs: TestFs) -> None:
     got: list[dict[str, Any]] = []
     started = time.monotonic()
