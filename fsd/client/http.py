@@ -318,29 +318,32 @@ class Http:
         connection.putheader("X-Fsd-Call", call)
         for name, value in headers.items():
             connection.putheader(name, value)
+        whole = True
         if body is None:
             connection.endheaders()
         elif body.length is None:
             connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
-            self._send_pieces(connection, body, chunked=True)
+            whole = self._send_pieces(connection, body, chunked=True)
         else:
             connection.putheader("Content-Length", str(body.length))
             connection.endheaders()
-            self._send_pieces(connection, body, chunked=False)
+            whole = self._send_pieces(connection, body, chunked=False)
         _socket_of(connection).settimeout(self.options.timeout + wait)
         response = connection.getresponse()
         if response.headers.get("X-Fsd-Call", call) != call:
             raise HTTPException("the reply to another request")
+        if not whole:
+            response.will_close = True  # the rest of the body never comes: nothing can follow it
         return response
 
-    def _send_pieces(self, connection: HTTPConnection, body: Body, *, chunked: bool) -> None:
-        """Send the body; stops early when the server answers before its end (it refused the request)."""
+    def _send_pieces(self, connection: HTTPConnection, body: Body, *, chunked: bool) -> bool:
+        """Send the body; whether all of it. Stops when the server answers before its end: it refused."""
         sock = _socket_of(connection)
         sent = 0
         for piece in body.pieces():
             if sent >= CHUNK and _readable(sock):
-                return
+                return False
             try:
                 if chunked:
                     sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -348,11 +351,12 @@ class Http:
                     sock.sendall(piece)
             except (BrokenPipeError, ConnectionResetError):
                 if _readable(sock):
-                    return  # the reason may still be there to read
+                    return False  # the reason may still be there to read
                 raise
             sent += len(piece)
         if chunked:
             sock.sendall(b"0\r\n\r\n")
+        return True
 
     def _take(self) -> tuple[HTTPConnection, bool]:
         """A connection, and whether it was used before."""

@@ -63,6 +63,8 @@ from fsd.service.upload import Folded, FoldNeeded, Reading, Uploaded, Uploading,
 
 ONE: Final = "/v1/file-systems/{id}"
 HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes them
+CHECK_FIRST: Final = 4 * MIB  # of a body larger than this, path and conditions are checked before it is read
+NOTHING: Final = Uploaded(0, (), None)
 FOLDS_MAX: Final = 8  # times an append plans again because its last block had to be folded
 SCAN_MAX: Final = 10_000  # entries one find request looks at
 
@@ -275,6 +277,8 @@ async def put_file(request: Request) -> Response:
     put, size = _read_put(request)
     declared = declared_length(request, FILE_MAX)
     fs, who = await ctx.who(request)
+    if declared is None or declared > CHECK_FIRST:
+        await ctx.run(lambda: _check_first(ctx, request, fs, who, put))
     uploading = Uploading(ctx.service.packs, fs)
     received = await _receive(ctx, request, uploading)
     if size is not None and received != size:
@@ -282,6 +286,18 @@ async def put_file(request: Request) -> Response:
     if declared is not None and received != declared:
         raise UsageError(f"the body has {received} bytes, Content-Length says {declared}")
     return send(await ctx.run(lambda: _finish_put(ctx, request, fs, who, put, uploading)))
+
+
+def _check_first(ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put) -> None:
+    """Refuse a large body before it is read when it is clear already that it cannot be written. A request
+    that comes again under its key must read it: its answer may be kept."""
+    call = _put_call(request, who, NOTHING)
+    if call is not None and ctx.service.idempotency.knows(call):
+        return
+    try:
+        ctx.service.db.read(lambda tx: ctx.service.paths.put(tx, fs, put, NOTHING, None))
+    except FoldNeeded:
+        return  # found again, and done, at the end
 
 
 def _read_put(request: Request) -> tuple[Put, int | None]:

@@ -73,6 +73,13 @@ class Idempotency:
         self._keep(tx, call, answer)
         return answer
 
+    def knows(self, call: Call) -> bool:
+        """Whether the key was used already, whatever for: its request is judged when it is whole."""
+        row = self._db.read(
+            lambda tx: tx.one("SELECT 1 FROM idempotency WHERE scope = ? AND key = ?", (call.scope, call.key))
+        )
+        return row is not None
+
     def sweep(self) -> int:
         """Forget expired keys, a bounded number; returns how many."""
         now = self._host.wall_ns()

@@ -400,6 +400,33 @@ def test_a_request_cut_short_changes_nothing(files: Files, shared_fs: TestFs, ch
     assert get(files, b"/f") == b"before" and files.stat(b"/")["fs_seq"] == 1
 
 
+def test_a_large_body_that_cannot_be_written_is_refused_before_it_is_sent(files: Files) -> None:
+    class Long:
+        length = 64 * MIB
+        repeatable = False
+        sent = 0
+
+        def pieces(self) -> Iterator[bytes]:
+            for _ in range(64):
+                self.sent += 1
+                yield bytes(MIB)
+
+    put(files, b"/f", b"x")
+    body = Long()
+    with pytest.raises(Conflict):
+        files.write(b"/f", body, PutOptions(overwrite=False))
+    assert body.sent < 64
+    assert get(files, b"/f") == b"x"
+
+
+def test_a_large_request_again_gets_its_kept_answer(shared_fs: TestFs, proxy: FaultProxy) -> None:
+    files = connect(shared_fs, proxy.url)
+    proxy.next(LOSE_REPLY, on("files"))
+    data = os.urandom(5 * MIB)
+    put(files, b"/f", data, overwrite=False)
+    assert proxy.pending() == 0 and get(files, b"/f") == data
+
+
 def in_flight(fs: TestFs) -> int:
     """Requests being answered, this one included."""
     text = fs.server.ask("GET", "/metrics").body.decode()
