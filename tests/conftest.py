@@ -26,11 +26,21 @@ _cannot: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked long (minutes each)")
+    parser.addoption(
+        "--rounds", type=int, default=0, help="rounds of each random cell (default 1; 50 with --all)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[leftovers.MARK] = _run_id
     faulthandler.enable()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `turn` is a random one, played in rounds."""
+    if "turn" in metafunc.fixturenames:
+        rounds = metafunc.config.getoption("--rounds") or (50 if metafunc.config.getoption("--all") else 1)
+        metafunc.parametrize("turn", range(rounds), ids=lambda number: f"round{number}")
 
 
 def missing() -> dict[str, str]:

@@ -65,6 +65,7 @@ class S3Store:
                 response_checksum_validation="when_required",
             ),
         )
+        self._client.meta.events.register_last("before-call", _send_at_once)
         try:
             self._client.head_bucket(Bucket=self._bucket)
         except (ClientError, BotoCoreError) as exc:
@@ -97,6 +98,8 @@ class S3Store:
             data: bytes = answer["Body"].read()
         except (ClientError, BotoCoreError) as exc:
             raise self._failed(exc, key) from exc
+        if "ContentRange" not in answer:
+            raise Unavailable(f"the answer for object {key} is not the range that was asked for")
         if len(data) != length:
             raise IntegrityError(f"object {key} ends before byte {offset + length}")
         return data
@@ -152,3 +155,8 @@ class S3Store:
         return Unavailable(
             f"the bucket {self._bucket} cannot be reached: {exc}", hint="check endpoint and network"
         )
+
+
+def _send_at_once(params: dict[str, Any], **_: object) -> None:
+    """Without `Expect: 100-continue`: it costs each put a round trip, or a second where a proxy is silent."""
+    params["headers"].pop("Expect", None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-import boto3
 import pytest
-from support.seaweed import SeaweedServer
 
 from fsd.blobs.directory import DirectoryStore
 from fsd.blobs.s3 import S3Options, S3Store
@@ -18,40 +17,12 @@ from fsd.model.errors import IntegrityError, NotFound, Unavailable, UsageError
 from fsd.model.limits import MIB
 
 
-@pytest.fixture(scope="session")
-def bucket(seaweed_server: SeaweedServer) -> S3Options:
-    """A bucket for the session; each test has a prefix of its own."""
-    options = S3Options(
-        bucket="fsd-test",
-        endpoint=seaweed_server.endpoint,
-        access_key=seaweed_server.access_key,
-        secret_key=seaweed_server.secret_key,
-    )
-    boto3.client(
-        "s3",
-        endpoint_url=options.endpoint,
-        aws_access_key_id=options.access_key,
-        aws_secret_access_key=options.secret_key,
-        region_name=options.region,
-    ).create_bucket(Bucket=options.bucket)
-    return options
-
-
 @pytest.fixture(params=["directory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     if request.param == "directory":
         return DirectoryStore(tmp_path / "objects", Host())
-    options: S3Options = request.getfixturevalue("bucket")
-    return S3Store(
-        S3Options(
-            bucket=options.bucket,
-            prefix=f"{secrets.token_hex(6)}/",
-            endpoint=options.endpoint,
-            access_key=options.access_key,
-            secret_key=options.secret_key,
-        ),
-        Host(),
-    )
+    options: S3Options = request.getfixturevalue("seaweed_bucket")
+    return S3Store(replace(options, prefix=f"{secrets.token_hex(6)}/"), Host())
 
 
 def test_what_was_put_is_read_in_ranges(store: BlobStore) -> None:
@@ -168,16 +139,16 @@ def test_readers_see_whole_objects_while_one_is_replaced(store: BlobStore) -> No
     assert store.get("k", 0, 1) == b"h"
 
 
-def test_a_bucket_that_cannot_be_used_is_told_at_once(bucket: S3Options) -> None:
+def test_a_bucket_that_cannot_be_used_is_told_at_once(seaweed_bucket: S3Options) -> None:
     for options in (
-        S3Options("no-such-bucket", "", bucket.endpoint, "us-east-1", bucket.access_key, bucket.secret_key),
-        S3Options(bucket.bucket, "", bucket.endpoint, "us-east-1", bucket.access_key, "wrong"),
-        S3Options(bucket.bucket, "", "http://127.0.0.1:9", "us-east-1", "a", "b"),
+        replace(seaweed_bucket, bucket="no-such-bucket"),
+        replace(seaweed_bucket, secret_key="wrong"),
+        replace(seaweed_bucket, endpoint="http://127.0.0.1:9"),
     ):
         with pytest.raises(Unavailable):
             S3Store(options, Host())
 
 
-def test_a_secret_is_not_shown(bucket: S3Options) -> None:
-    assert bucket.secret_key is not None
-    assert bucket.secret_key not in repr(bucket)
+def test_a_secret_is_not_shown(seaweed_bucket: S3Options) -> None:
+    assert seaweed_bucket.secret_key is not None
+    assert seaweed_bucket.secret_key not in repr(seaweed_bucket)

@@ -13,8 +13,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from fsd.blobs.s3 import S3Options
 
 from support.processes import die_with_parent, free_ports, stop, tail
 from support.wait import wait_for
@@ -85,3 +89,26 @@ def seaweed_server() -> Iterator[SeaweedServer]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def seaweed_bucket(seaweed_server: SeaweedServer) -> S3Options:
+    """A bucket for the session; a test takes a prefix of its own."""
+    import boto3  # slow to load, and few tests want it
+
+    from fsd.blobs.s3 import S3Options
+
+    options = S3Options(
+        bucket="fsd-test",
+        endpoint=seaweed_server.endpoint,
+        access_key=seaweed_server.access_key,
+        secret_key=seaweed_server.secret_key,
+    )
+    boto3.client(
+        "s3",
+        endpoint_url=options.endpoint,
+        aws_access_key_id=options.access_key,
+        aws_secret_access_key=options.secret_key,
+        region_name=options.region,
+    ).create_bucket(Bucket=options.bucket)
+    return options
