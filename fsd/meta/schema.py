@@ -168,7 +168,6 @@ CREATE TABLE gone (                    -- where a removed file was: content comm
     fs BIGINT NOT NULL,
     ino BIGINT NOT NULL,
     seq BIGINT NOT NULL,               -- at which it went; pruned with the change feed
-    session BIGINT NOT NULL,           -- who removed it
     parent BIGINT NOT NULL,
     name {BLOB} NOT NULL,
     mode BIGINT NOT NULL,

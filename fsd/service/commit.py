@@ -37,6 +37,7 @@ from fsd.model.limits import APPLIED_KEEP, BLOCK, COMMIT_OPS_MAX
 from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant
+from fsd.service.decide import apply
 from fsd.service.feed import Feed
 from fsd.service.packs import Packs, Prepared
 from fsd.service.rules import NeedFull, Refuse, Rules
@@ -293,7 +294,7 @@ class Commits:
         rules.view.prefetch(ops, {})
         for op in ops:
             try:
-                outcome = refused.get(op.opno) or rules.apply(op)
+                outcome = refused.get(op.opno) or apply(rules, op)
             except NeedFull as exc:
                 raise Conflict("the file was changed meanwhile") from exc
             if outcome is not None:
@@ -400,7 +401,7 @@ def _apply(rules: Rules, ops: list[Op], refused: dict[int, Outcome]) -> tuple[li
     outcomes: list[Outcome] = []
     for at, op in enumerate(ops):
         try:
-            outcome = refused.get(op.opno) or rules.apply(op)
+            outcome = refused.get(op.opno) or apply(rules, op)
         except NeedFull as need:
             return outcomes, ops[:at], need.opno
         if outcome is not None:

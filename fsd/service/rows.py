@@ -80,7 +80,7 @@ class DbSource:
 
     def gone(self, ino: int) -> GoneFile | None:
         row = self.tx.one(
-            "SELECT parent, name, mode, uid, gid, xattrs, session FROM gone WHERE fs=? AND ino=?",
+            "SELECT parent, name, mode, uid, gid, xattrs FROM gone WHERE fs=? AND ino=?",
             (self.fs, ino),
         )
         return None if row is None else GoneFile(*row)
@@ -252,14 +252,14 @@ def _change_node(inodes: _Changes, written: Written, counting: _Counting, node: 
 
 def _remember_gone(tx: Tx, view: View, fs: int, seq: int) -> None:
     rows = [
-        (fs, ino, seq, g.session, g.parent, g.name, g.mode, g.uid, g.gid, g.xattrs)
+        (fs, ino, seq, g.parent, g.name, g.mode, g.uid, g.gid, g.xattrs)
         for ino, g in view.gone_new.items()
         # Made and removed in one commit: nobody else can have changed it.
         if (node := view.node_map[ino]) is not None and node.orig_born >= 0
     ]
     if rows:
         tx.many(
-            "INSERT INTO gone (fs, ino, seq, session, parent, name, mode, uid, gid, xattrs) "
-            "VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING",
+            "INSERT INTO gone (fs, ino, seq, parent, name, mode, uid, gid, xattrs) "
+            "VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING",
             rows,
         )

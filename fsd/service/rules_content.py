@@ -148,8 +148,6 @@ def _come_back(rules: Rules, op: Content, ino: int) -> Outcome | None:
     gone = rules.view.gone(ino)
     if not rules.me:
         raise Refuse(errno.ENOENT, "the file was removed")
-    if gone is not None and gone.session == rules.me:
-        return rules.told(op, errno.ENOENT, "dropped: this session removed the file")
     if not op.full:
         raise NeedFull(op.opno)
     mode, uid, gid, xattrs = 0o100600, 0, 0, None

@@ -36,7 +36,6 @@ class GoneFile(NamedTuple):
     uid: int
     gid: int
     xattrs: bytes | None
-    session: int
 
 
 class Node:

@@ -400,16 +400,20 @@ def test_content_whose_directory_is_gone_goes_to_lost(bench: Bench) -> None:
     }
 
 
-def test_content_a_session_removed_itself_is_dropped(bench: Bench) -> None:
-    m = bench.mount()
-    ino = m.file(ROOT_INO, b"f", b"base")
-    m.commit()
-    m.unlink(ROOT_INO, b"f", ino, m.seq)
-    m.commit()
-    m.write(ino, b"late", m.seq)
-    (told,) = m.commit()
-    assert (told.status, told.ino) == (CONFLICT, 0)
-    assert bench.tree() == {}
+def test_content_comes_back_even_when_its_own_session_took_the_last_name(bench: Bench) -> None:
+    """The session knew of two names and removed one; the other had been removed by somebody else."""
+    a, b = bench.mount("A"), bench.mount("B")
+    ino = a.file(ROOT_INO, b"one", b"base")
+    a.link(ino, ROOT_INO, b"two")
+    a.commit()
+    base = a.seq
+    b.unlink(ROOT_INO, b"two", ino, base)
+    b.commit()
+    a.unlink(ROOT_INO, b"one", ino, base)
+    a.write(ino, b"written through two", base)
+    (told,) = a.commit()
+    assert (told.status, told.name) == (CONFLICT, b"one")
+    assert bench.tree() == {"one": b"written through two"}
 
 
 def test_directories_made_twice_are_one(bench: Bench) -> None:
