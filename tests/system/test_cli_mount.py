@@ -1,0 +1,231 @@
+"""The mount family through the command line, with real processes and both spellings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cli import command, process
+from support.sandbox import Sandbox
+from support.server import Server, TestFs, server, shared_fs, shared_server  # noqa: F401
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def sandbox(shared_fs: TestFs, tmp_path: Path) -> Iterator[Sandbox]:  # noqa: F811
+    made = Sandbox(tmp_path / "one", shared_fs, supervised=True)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_what_ordinary_tools_write_is_read_by_another_mount_elsewhere(
+    sandbox: Sandbox,
+    shared_fs: TestFs,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    """The second half of the scenario: tools write, unmount, the state is deleted, another mount reads."""
+    sandbox.mount()
+    task = sandbox.mountpoint / "tasks" / "task-42"
+    script = "mkdir -p out && echo result > out/r.txt && ln -s out/r.txt latest && tar cf all.tar out"
+    task.mkdir(parents=True)
+    subprocess.run(["sh", "-ec", script], cwd=task, check=True, timeout=60)
+    told = sandbox.json("unmount", os.fspath(sandbox.mountpoint))
+    assert told["status"] == "unmounted"
+    assert told["pending"] == {"operations": 0, "files": 0, "bytes": 0}
+    shutil.rmtree(sandbox.state)
+    other = Sandbox(tmp_path / "two", shared_fs, "--remote-path", "/tasks/task-42", "--read-only")
+    try:
+        other.mount()
+        assert (other.mountpoint / "latest").read_text() == "result\n"
+        listing = subprocess.run(
+            ["tar", "tf", other.mountpoint / "all.tar"], check=True, timeout=60, capture_output=True
+        )
+        assert listing.stdout.split() == [b"out/", b"out/r.txt"]
+        with pytest.raises(OSError, match="Read-only"):
+            (other.mountpoint / "new").write_text("x")
+        other.unmount()
+    finally:
+        other.close()
+
+
+def test_status_drain_and_wait_give_what_scripts_read(sandbox: Sandbox) -> None:
+    sandbox.mount()
+    where = os.fspath(sandbox.mountpoint)
+    (sandbox.mountpoint / "a").write_text("x" * 1000)
+    status = sandbox.status()
+    assert set(status) >= {
+        *("pid", "supervisor_pid", "restarts", "mount_session_id", "file_system_id", "state", "fs_seq"),
+        *("pending", "oldest_pending_s", "conflicts", "cache", "server", "previous_session"),
+    }
+    assert set(status["pending"]) == {"operations", "files", "bytes"}
+    assert set(status["cache"]) >= {"bytes", "hits", "misses"}
+    assert set(status["server"]) >= {"reachable", "rtt_ms"}
+    drained = sandbox.drain()
+    assert set(drained) >= {"status", "flushed", "pending", "first_failed_path", "reason", "duration_ms"}
+    assert drained["status"] == "drained"
+    seq = int(sandbox.json("stat", "/a")["fs_seq"])
+    waited = sandbox.json("wait", where, "--seq", str(seq))
+    assert waited["status"] == "reached"
+    late = sandbox.fsd("wait", where, "--seq", str(seq + 1000), "--timeout", "300ms", check=False)
+    assert late.returncode == 1
+    long = sandbox.json("fs", "drain-file-system", "--mount-path", where)
+    assert long["status"] == "drained"
+    assert [m["mount_path"] for m in sandbox.json("mounts")["mounts"] if m["mount_path"] == where] == [where]
+    sessions = sandbox.json("mounts", "--all")["sessions"]
+    assert sessions[0]["session"] == status["mount_session_id"]
+    assert sandbox.fsd("mount", where, "--state-dir", os.fspath(sandbox.state), check=False).returncode == 7
+    assert sandbox.json("fs", "unmount-file-system", "--mount-path", where)["status"] == "unmounted"
+    assert sandbox.json("wait-exit", where)["status"] == "ended"
+
+
+def test_the_long_spelling_of_mount_prints_tis_fields(sandbox: Sandbox) -> None:
+    where = os.fspath(sandbox.mountpoint)
+    told = sandbox.json(
+        *("fs", "mount-file-system", "--mount-path", where, "--cache-dir", os.fspath(sandbox.state)),
+        *(
+            "--driver",
+            "fuse",
+            "--mount-profile",
+            "none",
+            "--read-cache-size-mb",
+            "64",
+            "--ready-timeout",
+            "30s",
+        ),
+    )
+    assert set(told) >= {
+        *("status", "profile", "file_system_id", "mount_path", "remote_path", "driver", "endpoint"),
+        *(
+            "write_back_cache",
+            "mount_profile",
+            "local_root",
+            "pack_paths",
+            "pid",
+            "log_file",
+            "control_socket",
+        ),
+    }
+    assert told["status"] == "mounted"
+    assert os.path.ismount(where)
+    assert sandbox.json("fs", "umount", "--mount-path", where)["status"] == "unmounted"
+
+
+def test_a_place_where_nothing_is_mounted(sandbox: Sandbox) -> None:
+    where = os.fspath(sandbox.mountpoint)
+    for verb in ("status", "drain", "unmount"):
+        assert sandbox.fsd(verb, where, check=False).returncode == 5, verb
+    told = sandbox.json("fs", "unmount-file-system", "--mount-path", where, "--ignore-absent")
+    assert told == {"status": "absent", "mount_path": where}
+
+
+def test_absent_never_hides_what_was_not_sent(shared_fs: TestFs, server: Server, tmp_path: Path) -> None:  # noqa: F811
+    """--ignore-absent is about a mount that is not there, not about one that cannot be emptied."""
+    box = Sandbox(tmp_path / "box", server.create())
+    where = os.fspath(box.mountpoint)
+    try:
+        box.mount("--stop-timeout", "1s")
+        (box.mountpoint / "before").write_text("x")  # the directory is known from here on
+        box.drain()
+        server.kill()
+        (box.mountpoint / "a").write_text("kept here")
+        done = box.fsd(
+            *("fs", "unmount-file-system", "--mount-path", where, "--ignore-absent", "--timeout", "1s"),
+            check=False,
+        )
+        assert done.returncode == 6
+        told = json.loads(done.stdout)
+        assert told["pending"]["files"] == 1
+        assert told["status"] != "absent"
+    finally:
+        box.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "absent", "not-empty"])
+def test_wrong_mount_points(sandbox: Sandbox, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / kind
+    if kind == "file":
+        place.write_text("x")
+    if kind == "not-empty":
+        place.mkdir()
+        (place / "x").write_text("x")
+    found = sandbox.fsd("mount", os.fspath(place), "--state-dir", os.fspath(sandbox.state), check=False)
+    assert found.returncode == (5 if kind == "absent" else 2)
+    assert os.fspath(place) in found.stderr
+
+
+def test_append_is_a_barrier_and_fails_with_the_mount(server: Server, tmp_path: Path) -> None:  # noqa: F811
+    """Who reads the entry finds the files; where they cannot be sent, no entry is made."""
+    box = Sandbox(tmp_path / "box", server.create())
+    try:
+        box.mount()
+        box.fsd("journal", "create", "j")
+        (box.mountpoint / "result").write_text("done")
+        box.fsd("journal", "append", "j", "--entry-json", '{"type":"done"}')
+        elsewhere = process("cat", "/result", env=box.fs.env)
+        assert elsewhere.out == b"done"
+        (entry,) = box.json("journal", "read", "j")["entries"]
+        assert entry["barrier"] is True
+        assert entry["fs_seq"] >= 1
+        box.fsd("journal", "append", "j", "--no-barrier", "--entry-json", '{"type":"quick"}')
+        assert box.json("journal", "read", "j", "--after-seq", "1")["entries"][0]["barrier"] is False
+
+        server.kill()
+        (box.mountpoint / "unsent").write_text("x")
+        server.restart()
+        # A daemon that cannot answer is a barrier that failed, although the server would take the entry.
+        box.kill()
+        failed = box.fsd(
+            *("journal", "append", "j", "--timeout", "2s", "--entry-json", '{"type":"never"}'), check=False
+        )
+        assert failed.returncode == 6, failed.stderr
+        assert "nothing was appended" in failed.stderr
+        box.detach()
+        types = [e["type"] for e in box.json("journal", "read", "j")["entries"]]
+        assert types == ["done", "quick"]
+    finally:
+        box.close()
+
+
+def test_read_waits_until_the_mount_shows_the_files(sandbox: Sandbox, shared_fs: TestFs) -> None:  # noqa: F811
+    sandbox.mount()
+    assert os.listdir(sandbox.mountpoint) == []
+    sandbox.fsd("journal", "create", "j")
+    elsewhere = {**shared_fs.env}
+    for at in range(5):
+        assert process("cp", "-", f":/f{at}", env=elsewhere, stdin=b"there").code == 0
+        entry = json.dumps({"type": "made", "path": f"f{at}"})
+        assert process("journal", "append", "j", "--entry-json", entry, env=elsewhere).code == 0
+        page = sandbox.json("journal", "read", "j", "--after-seq", str(at))
+        path = page["entries"][0]["path"]
+        assert (sandbox.mountpoint / path).read_text() == "there"
+
+
+def test_conflicts_are_listed(shared_fs: TestFs) -> None:  # noqa: F811
+    for name in ("a.conflict-box-20260101T000000Z", "b.recovered-box-20260101T000000Z", "plain"):
+        assert process("cp", "-", f":/d/{name}", env=shared_fs.env, stdin=b"x").code == 0
+    assert process("cp", "-", ":/.fsd-lost/c", env=shared_fs.env, stdin=b"x").code == 0
+    listed = process("conflicts", env=shared_fs.env).json["conflicts"]
+    assert [(c["reason"], c["path"]) for c in listed] == [
+        ("lost", "/.fsd-lost/c"),
+        ("conflict", "/d/a.conflict-box-20260101T000000Z"),
+        ("recovered", "/d/b.recovered-box-20260101T000000Z"),
+    ]
+
+
+def test_the_mount_does_not_hold_the_callers_pipes(sandbox: Sandbox) -> None:
+    """`x=$(fsd mount …)` must return: the daemon keeps neither stdout nor stderr."""
+    line = 'told=$("$@"); printf %s "$told"'
+    argv = [*command(), "mount", os.fspath(sandbox.mountpoint), "--state-dir", os.fspath(sandbox.state)]
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", *argv], env=sandbox.env, capture_output=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout)["status"] == "mounted"
+    sandbox.unmount()
