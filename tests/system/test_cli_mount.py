@@ -28,8 +28,8 @@ def sandbox(shared_fs: TestFs, tmp_path: Path) -> Iterator[Sandbox]:  # noqa: F8
 
 def test_what_ordinary_tools_write_is_read_by_another_mount_elsewhere(
     sandbox: Sandbox,
-    shared_fs: TestFs,
-    tmp_path: Path,  # noqa: F811
+    shared_fs: TestFs,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """The second half of the scenario: tools write, unmount, the state is deleted, another mount reads."""
     sandbox.mount()
