@@ -93,20 +93,29 @@ async def append(request: Request) -> Response:
     fs, who = await ctx.who(request)
     jid = check_journal_id(request.path_params["jid"])
     body, _ = await read_json(request, exact=True)
+    header = request.headers.get("idempotency-key")
+
+    def work() -> dict[str, Any]:
+        return ctx.service.journals.append(fs, jid, _read_append(body, header), who)
+
+    answer = await ctx.run(work)
+    ctx.waiters.wake(_subject(fs, jid))
+    return send(Answer(200, to_answer(answer).body, replayed=answer["idempotent"]))
+
+
+def _read_append(body: dict[str, Any], header: str | None) -> Append:
+    """The append in a body. The key in the body stands before the header's."""
     only(body, "entries", "idempotency_key", "expected_seq", "barrier")
     key = string(body, "idempotency_key")
     if key is None:
-        key = request.headers.get("idempotency-key")
+        key = header
     expected = body.get("expected_seq")
-    wanted = Append(
+    return Append(
         entries=check_entries(body.get("entries")),
         key="" if key is None else check_key(key),
         expected_seq=None if expected is None else integer(expected, "expected_seq"),
         barrier=flag(body, "barrier") or False,
     )
-    answer = await ctx.run(lambda: ctx.service.journals.append(fs, jid, wanted, who))
-    ctx.waiters.wake(_subject(fs, jid))
-    return send(Answer(200, to_answer(answer).body, replayed=answer["idempotent"]))
 
 
 async def read(request: Request) -> Response:

@@ -5,7 +5,9 @@ stored. Values are those of `strictjson.loads(…, exact=True)`. Everything here
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from fsd.model.limits import (
 )
 from fsd.model.times import parse_rfc3339
 from fsd.service.text import check_labels, check_line
+from fsd.wire.canonical import Member, join, member
 from fsd.wire.strictjson import Number, dumps
 
 SERVER_FIELDS: Final = (
@@ -104,22 +107,48 @@ def show_actor(actor: str) -> dict[str, str] | None:
     return {"type": kind, "id": name}
 
 
-def check_entries(given: Any) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A checked entry, ready to be appended: all that needs time is done before any lock is taken.
+
+    `text` is the caller's fields as compact JSON without the closing brace, `members` their canonical forms.
+    `actor` is '' when the caller gave none.
+    """
+
+    type: str
+    status: str
+    actor: str
+    text: str
+    members: tuple[Member, ...]
+
+
+def check_entries(given: Any) -> list[Ready]:
     """The entries of an append, each a caller's fields; the batch's bounds too."""
     if not isinstance(given, list) or not given:
         raise UsageError("entries is a list of 1 or more objects")
     if len(given) > JOURNAL_BATCH_MAX:
         raise TooLarge(f"{len(given)} entries in one append, at most {JOURNAL_BATCH_MAX}")
     total = 0
+    ready = []
     for at, entry in enumerate(given):
-        total += _check_entry(entry, f"entries[{at}]")
-    if total > JOURNAL_BATCH_BYTES:
-        raise TooLarge(f"{total} bytes of entries in one append, at most {JOURNAL_BATCH_BYTES}")
-    return given
+        made, size = _check_entry(entry, f"entries[{at}]")
+        ready.append(made)
+        total += size
+        if total > JOURNAL_BATCH_BYTES:
+            raise TooLarge(f"more than {JOURNAL_BATCH_BYTES} bytes of entries in one append")
+    return ready
 
 
-def _check_entry(entry: Any, where: str) -> int:
-    """Check one entry; its size in bytes of JSON."""
+def content_digest(entries: Sequence[Ready]) -> bytes:
+    """What an idempotency key is bound to: SHA-256 over the entries in canonical form."""
+    made = hashlib.sha256()
+    for entry in entries:
+        made.update(join(entry.members) + b"\n")
+    return made.digest()
+
+
+def _check_entry(entry: Any, where: str) -> tuple[Ready, int]:
+    """Check one entry; with its size in bytes of JSON."""
     if not isinstance(entry, dict):
         raise UsageError(f"{where} is not an object")
     for name in entry:
@@ -142,13 +171,17 @@ def _check_entry(entry: Any, where: str) -> int:
         if not isinstance(entry["occurred_at"], str):
             raise UsageError(f"{where}.occurred_at is not a string")
         parse_rfc3339(entry["occurred_at"], f"{where}.occurred_at")
-    if entry.get("actor") is not None:
-        check_actor(entry["actor"], f"{where}.actor")
+    actor = "" if entry.get("actor") is None else check_actor(entry["actor"], f"{where}.actor")
     _check_subjects(entry.get("subjects"), f"{where}.subjects")
-    size = len(dumps(entry).encode())
+    text = dumps(entry)
+    size = len(text.encode())
     if size > JOURNAL_ENTRY_MAX:
         raise TooLarge(f"{where} has {size} bytes of JSON, at most {JOURNAL_ENTRY_MAX}")
-    return size
+    # A null actor is none: the fallback takes its place.
+    fields = entry if actor else {name: value for name, value in entry.items() if name != "actor"}
+    members = tuple(member(name, value, f"{where}.{name}") for name, value in fields.items())
+    text = text if fields is entry else dumps(fields)
+    return Ready(kind, entry.get("status") or "", actor, text[:-1], members), size
 
 
 def _check_subjects(given: Any, where: str) -> None:

@@ -18,10 +18,10 @@ from fsd.model.errors import Conflict, IdempotencyMismatch, NotFound
 from fsd.model.limits import MIB
 from fsd.model.times import rfc3339
 from fsd.service.access import FsRef, Grant
-from fsd.service.entries import Envelope, check_actor, show_actor
+from fsd.service.entries import Envelope, Ready, content_digest, show_actor
 from fsd.service.text import new_id
 from fsd.service.tokens import no_file_system
-from fsd.wire.canonical import canonical, entry_hash, genesis_hash
+from fsd.wire.canonical import genesis_hash, join, member
 from fsd.wire.strictjson import dumps
 
 PAGE_BYTES: Final = 4 * MIB  # a page ends at about this size
@@ -34,7 +34,7 @@ class Append:
     """An append as asked: checked entries (`entries.check_entries`), `key` '' for none, `expected_seq` the
     number of the last entry the caller knows (0: none)."""
 
-    entries: list[dict[str, Any]]
+    entries: list[Ready]
     key: str
     expected_seq: int | None
     barrier: bool
@@ -107,7 +107,7 @@ class Journals:
     def append(self, fs: FsRef, journal_id: str, append: Append, who: Grant) -> dict[str, Any]:
         """All entries or none; durable on return. Raises `NotFound`, `Conflict` (`expected_seq` does not
         hold), `IdempotencyMismatch`."""
-        digest = hashlib.sha256(canonical(append.entries, "entries")).digest()
+        digest = content_digest(append.entries) if append.key else b""
         self._host.crash_point("journal.append.begin")
         answer = self._db.write(lambda tx: self._append(tx, fs, journal_id, append, digest, who))
         self._host.crash_point("journal.append.durable")
@@ -191,35 +191,37 @@ class Journals:
         now = self._host.wall_ns()
         rows = []
         for given in append.entries:
-            prev = head.hash
-            entry = dict(given)
-            if entry.get("actor") is None:
-                entry["actor"] = show_actor(head.actor)
-            entry["seq"] = head.next_seq
-            entry["entry_id"] = new_id(self._host, "ent_")
-            entry["observed_at"] = rfc3339(now)
-            entry["fs_seq"] = fs_seq
-            entry["barrier"] = append.barrier
-            entry["prev_hash"] = prev
-            head.hash = entry_hash(entry)
+            entry_id = new_id(self._host, "ent_")
+            added = {
+                **({} if given.actor else {"actor": show_actor(head.actor)}),
+                "seq": head.next_seq,
+                "entry_id": entry_id,
+                "observed_at": rfc3339(now),
+                "fs_seq": fs_seq,
+                "barrier": append.barrier,
+                "prev_hash": head.hash,
+            }
+            members = [*given.members, *(member(name, value) for name, value in added.items())]
+            prev, made = head.hash, hashlib.sha256(join(members))
             rows.append(
                 (
                     fs.id,
                     journal_id,
                     head.next_seq,
-                    entry["entry_id"],
+                    entry_id,
                     append_id,
-                    entry["type"],
-                    column(entry.get("status") or ""),
-                    check_actor(entry["actor"], "actor"),
+                    given.type,
+                    column(given.status),
+                    given.actor or head.actor,
                     now,
-                    entry["fs_seq"],
+                    fs_seq,
                     int(append.barrier),
-                    dumps(entry),
+                    f"{given.text},{dumps(added)[1:]}",
                     bytes.fromhex(prev),
-                    bytes.fromhex(head.hash),
+                    made.digest(),
                 )
             )
+            head.hash = made.hexdigest()
             head.next_seq += 1
         tx.many(
             "INSERT INTO journal_entry (fs, journal, seq, entry_id, append_id, type, status, actor, "
