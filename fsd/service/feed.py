@@ -26,6 +26,7 @@ KEEP_NS: Final = 7 * 24 * 3600 * 10**9
 RECHECK: Final = 0.2
 PRUNE_EVERY: Final = 256  # commits of a filesystem between two prunings
 _PRUNE_ROWS: Final = 4 * PRUNE_EVERY  # at most so many rows go at a time
+_STEP: Final = 50  # rows read at a time: one can be 100 KiB; divides FEED_PAGE_MAX
 _PAGE_BYTES: Final = 4 * MIB
 
 
@@ -118,16 +119,19 @@ def _read(tx: Tx, fs: FsRef, after: int) -> FeedPage:
     oldest = tx.one("SELECT min(seq) FROM change WHERE fs=?", (fs.id,))
     if after > head or oldest is None or oldest[0] is None or oldest[0] > after + 1:
         return FeedPage(head, (), True)
-    rows = tx.all(
-        "SELECT seq, session, what FROM change WHERE fs=? AND seq>? ORDER BY seq LIMIT ?",
-        (fs.id, after, FEED_PAGE_MAX),
-    )
     changes: list[Change] = []
     size = 0
-    for seq, session, what in rows:
-        size += len(what)
-        if changes and size > _PAGE_BYTES:
+    while len(changes) < FEED_PAGE_MAX:
+        rows = tx.all(
+            "SELECT seq, session, what FROM change WHERE fs=? AND seq>? ORDER BY seq LIMIT ?",
+            (fs.id, changes[-1].seq if changes else after, _STEP),
+        )
+        for seq, session, what in rows:
+            size += len(what)
+            if changes and size > _PAGE_BYTES:
+                return FeedPage(head, tuple(changes), False)
+            inos, names = msgpack.unpackb(what, use_list=False)
+            changes.append(Change(seq, session, inos, names))
+        if len(rows) < _STEP:
             break
-        inos, names = msgpack.unpackb(what, use_list=False)
-        changes.append(Change(seq, session, inos, names))
     return FeedPage(head, tuple(changes), False)

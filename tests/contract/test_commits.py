@@ -32,6 +32,7 @@ from fsd.model.limits import (
     XATTRS_TOTAL_MAX,
 )
 from fsd.model.ops import CONFLICT, REFUSED, Content, Op
+from fsd.service import feed
 from fsd.service.view import View
 from fsd.wire.frame import make_blob
 
@@ -599,6 +600,33 @@ def test_a_page_of_the_feed_is_bounded(bench: Bench) -> None:
     assert [one.seq for one in bench.service.feed.page(bench.fs, page.changes[-1].seq).changes] == [page.head]
 
 
+def test_old_rows_of_the_feed_go_and_a_reader_behind_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "KEEP_ROWS", 10)
+    monkeypatch.setattr(feed, "PRUNE_EVERY", 8)
+    m = bench.mount()
+    ino = m.file(ROOT_INO, b"f", b"x")
+    m.commit()
+    m.unlink(ROOT_INO, b"f", ino, m.seq)
+    for at in range(25):
+        m.mkdir(ROOT_INO, b"%d" % at)
+        m.commit()
+    rows = "SELECT count(*) FROM change WHERE fs=?"
+    assert bench.service.db.read(lambda tx: tx.one(rows, (bench.fs.id,))) == (26,), "7 days are kept"
+    bench.service.db.write(
+        lambda tx: tx.execute("UPDATE change SET at=1 WHERE fs=? AND seq<=20", (bench.fs.id,))
+    )
+    for at in range(25, 33):
+        m.mkdir(ROOT_INO, b"%d" % at)
+        m.commit()
+    page = bench.service.feed.page(bench.fs, 3)
+    assert (page.reset, page.changes, page.head) == (True, (), 34)
+    assert bench.service.feed.page(bench.fs, 20).changes[0].seq == 21
+    gone = bench.service.db.read(lambda tx: tx.all("SELECT ino FROM gone WHERE fs=?", (bench.fs.id,)))
+    assert gone == []
+
+
 def test_a_reader_that_waits_is_woken(bench: Bench) -> None:
     m = bench.mount()
     got = []
@@ -633,6 +661,28 @@ def test_what_a_mount_hears_of_the_one_before(bench: Bench) -> None:
     assert last["session"] == m.session
     with pytest.raises(SessionUnknown):
         bench.service.sessions.report(bench.fs, 10**6, (0, 0, 0))
+
+
+def test_what_a_long_gone_session_needed_is_forgotten(bench: Bench) -> None:
+    a, b = bench.mount("A"), bench.mount("B")
+    a.mkdir(ROOT_INO, b"d")
+    a.commit()
+    b.mkdir(ROOT_INO, b"d")
+    queue = list(b.queue)
+    b.commit()
+    db = bench.service.db
+    db.write(lambda tx: tx.execute("UPDATE session SET last_seen=1 WHERE id=?", (b.session,)))
+    bench.mount("C")
+    for table in ("applied", "redirect"):
+        left = db.read(
+            lambda tx, t=table: tx.all(
+                f"SELECT session FROM {t} WHERE session IN (?,?)", (a.session, b.session)
+            )
+        )
+        assert left == ([(a.session,)] if table == "applied" else [])
+    with pytest.raises(SessionForked):
+        b.send(queue)
+    assert b.session in [one["session"] for one in bench.service.sessions.list(bench.fs, 10)]
 
 
 @pytest.mark.parametrize(
