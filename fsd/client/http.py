@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from fsd.client.identity import HTTPS, Identity
+from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, NotFound, Unavailable, UsageError, from_body
 from fsd.model.limits import ERROR_BODY_MAX, MIB
@@ -72,7 +73,8 @@ class BytesBody:
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Seconds. `timeout` is the longest silence of the server, `retry_for` how long failed tries go on."""
+    """Seconds. `timeout` is the longest silence of the server, and for the head of an answer and for one that
+    is not streamed the longest time in all; `retry_for` is how long failed tries go on."""
 
     connect_timeout: float = 10.0
     timeout: float = 60.0
@@ -83,9 +85,12 @@ class HttpOptions:
 class Reply:
     """One answer's head and its body still on the wire. Close it, or read it to its end."""
 
-    def __init__(self, owner: Http, connection: HTTPConnection, response: HTTPResponse) -> None:
+    def __init__(
+        self, owner: Http, connection: HTTPConnection, sock: socket.socket, response: HTTPResponse
+    ) -> None:
         self._owner = owner
         self._connection: HTTPConnection | None = connection
+        self._sock = sock
         self._response = response
         self.status = response.status
 
@@ -109,13 +114,14 @@ class Reply:
         self._finish()
 
     def read(self, limit: int) -> bytes:
-        """The whole body; raises `Unavailable` when it is cut short or longer than `limit`."""
+        """The whole body; raises `Unavailable` when it is cut short, late, or longer than `limit`."""
         found = bytearray()
-        for piece in self.pieces():
-            found += piece
-            if len(found) > limit:
-                self.close()
-                raise Unavailable(f"the answer is longer than {limit} bytes")
+        with self._owner.watchdog.within(self._sock, self._owner.options.timeout):
+            for piece in self.pieces():
+                found += piece
+                if len(found) > limit:
+                    self.close()
+                    raise Unavailable(f"the answer is longer than {limit} bytes")
         return bytes(found)
 
     def _finish(self) -> None:
@@ -142,6 +148,7 @@ class Http:
         self.options = options or HttpOptions()
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
+        self.watchdog = Watchdog(host.monotonic)
         self._stopped = threading.Event()
         self._tls: ssl.SSLContext | None = None
         if identity.scheme == HTTPS:
@@ -284,6 +291,7 @@ class Http:
         """One request and the head of its answer, whatever its status. Raises `Unavailable`."""
         target = self.identity.prefix + route + encode_query(query)
         connection, used = self._take()
+        sock = _socket_of(connection)
         try:
             response = self._ask(connection, method, target, headers, body, wait)
         except (ConnectionResetError, BrokenPipeError, HTTPException) as exc:
@@ -291,7 +299,8 @@ class Http:
             connection.close()
             if not used or (body is not None and not body.repeatable):
                 raise self._unavailable(exc) from exc
-            connection, _ = self._connect(), False
+            connection = self._connect()
+            sock = _socket_of(connection)
             with self.translated(connection):
                 response = self._ask(connection, method, target, headers, body, wait)
         except (OSError, ValueError) as exc:
@@ -300,7 +309,7 @@ class Http:
         except BaseException:
             connection.close()  # the body's source failed, or Ctrl-C: the request must not look complete
             raise
-        return Reply(self, connection, response)
+        return Reply(self, connection, sock, response)
 
     def _ask(
         self,
@@ -329,8 +338,10 @@ class Http:
             connection.putheader("Content-Length", str(body.length))
             connection.endheaders()
             whole = self._send_pieces(connection, body, chunked=False)
-        _socket_of(connection).settimeout(self.options.timeout + wait)
-        response = connection.getresponse()
+        sock, limit = _socket_of(connection), self.options.timeout + wait
+        sock.settimeout(limit)
+        with self.watchdog.within(sock, limit):
+            response = connection.getresponse()
         if response.headers.get("X-Fsd-Call", call) != call:
             raise HTTPException("the reply to another request")
         if not whole:

@@ -1,0 +1,54 @@
+"""Ends a connection that is not done in time, however busily it drips.
+
+A socket's own time-out begins anew with every byte, so it bounds silence, not an answer. One thread, started
+at the first use, serves all connections of an `Http`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+
+class Watchdog:
+    """Any thread. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._due: dict[socket.socket, float] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def within(self, sock: socket.socket, seconds: float) -> Iterator[None]:
+        """Shut `sock` down when the block is not left within `seconds`."""
+        with self._changed:
+            self._due[sock] = self._clock() + seconds
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._due.pop(sock, None)
+
+    def _work(self) -> None:
+        with self._changed:
+            while True:
+                now = self._clock()
+                for sock in [one for one, due in self._due.items() if due <= now]:
+                    del self._due[sock]
+                    _shut(sock)
+                # Bounded even while nothing is due: an earlier deadline may come without a wake-up.
+                self._changed.wait(max(0.01, min(self._due.values(), default=now + 60.0) - now))
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is closed already
