@@ -161,6 +161,7 @@ class Http:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+        self.watchdog.close()
 
     def pause(self, seconds: float) -> None:
         """Wait, or until `close` is called."""

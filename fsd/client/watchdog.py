@@ -20,6 +20,13 @@ class Watchdog:
         self._changed = threading.Condition()
         self._due: dict[socket.socket, float] = {}
         self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """End the thread; what is being timed is not bounded any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     @contextlib.contextmanager
     def within(self, sock: socket.socket, seconds: float) -> Iterator[None]:
@@ -38,7 +45,7 @@ class Watchdog:
 
     def _work(self) -> None:
         with self._changed:
-            while True:
+            while not self._closed:
                 now = self._clock()
                 for sock in [one for one, due in self._due.items() if due <= now]:
                     del self._due[sock]
