@@ -256,6 +256,11 @@ def _say_ready(options: ServeOptions, url: str) -> None:
     if options.output_json:
         ready = {"status": "listening", "url": url, "pid": os.getpid(), "region_code": options.region}
         print(json.dumps(ready), flush=True)
+    if options.public_url is None and options.listen[0] in ("0.0.0.0", "::"):
+        print(
+            f"fsd serve: new tokens name {url}, which no other machine can reach: give --public-url",
+            file=sys.stderr,
+        )
     print(f"fsd serve: listening on {url}", file=sys.stderr, flush=True)
     _notify(options.notify_socket, "READY=1")
 
