@@ -209,7 +209,8 @@ def test_mapped_and_direct_and_appended(place: Place) -> None:
     sh(
         top,
         "dd if=/dev/urandom of=big bs=64k count=100 status=none;"
-        " dd if=/dev/urandom of=big bs=1000 seek=700 count=9 conv=notrunc status=none; truncate -s 5000001 big",
+        " dd if=/dev/urandom of=big bs=1000 seek=700 count=9 conv=notrunc status=none;"
+        " truncate -s 5000001 big",
     )
     elsewhere(place, box)
 

@@ -1,0 +1,183 @@
+"""Seven ways to end a mount, each after five states a file can be in: what was written is there at the next
+mount of the place, nothing is left mounted, and the exit code tells the truth.
+
+`scripts/test --all` plays every cell several times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.reading import audit_all
+from support.sandbox import Sandbox
+from support.server import Server
+from support.wait import wait_for
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(60)]
+
+WAYS = ("own_command", "umount", "fusermount3", "sigterm", "sigint_twice", "sigkill", "server_gone")
+STATES = ("fsynced", "closed", "open_and_written", "renamed_over", "deleted")
+NOTHING = {"operations": 0, "files": 0, "bytes": 0}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "attempt" in metafunc.fixturenames:
+        metafunc.parametrize("attempt", range(10 if metafunc.config.getoption("--all") else 1))
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("trusted"))
+    try:
+        yield made.start()
+        made.stop()
+        assert not audit_all(made.data_dir)
+    finally:
+        made.end()
+
+
+class Cell:
+    """One mount with one file in one state. `at_stake`: something of it was not on the server yet."""
+
+    def __init__(self, server: Server, base: Path, state: str) -> None:
+        self.server, self.state = server, state
+        self.box = Sandbox(base, server.create(), "--stop-timeout", "3s", supervised=True)
+        self.fd: int | None = None
+        self.ended = False
+        self.content = secrets.token_bytes(20_000)
+
+    @property
+    def file(self) -> Path:
+        return self.box.mountpoint / "dir" / "file"
+
+    def prepare(self) -> None:
+        self.box.mount()
+        self.file.parent.mkdir()
+        if self.state in ("renamed_over", "deleted"):
+            self.file.write_bytes(b"the old content")
+            self.box.drain()
+        if self.state == "deleted":
+            self.file.unlink()
+        elif self.state == "renamed_over":
+            temporary = self.file.with_name(".file.tmp")
+            temporary.write_bytes(self.content)
+            temporary.rename(self.file)
+        else:
+            self.fd = os.open(self.file, os.O_CREAT | os.O_WRONLY)
+            os.write(self.fd, self.content)
+            if self.state == "fsynced":
+                os.fsync(self.fd)
+            if self.state != "open_and_written":
+                self.close_file()
+
+    def close_file(self) -> None:
+        if self.fd is not None:
+            # After the end of the connection close has an error to tell; the file is looked at later.
+            fd, self.fd = self.fd, None
+            if self.ended:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            else:
+                os.close(fd)
+
+    def check(self) -> None:
+        """After the next mount of the place."""
+        if self.state == "deleted":
+            assert os.listdir(self.file.parent) == []
+        else:
+            assert self.file.read_bytes() == self.content
+            assert os.listdir(self.file.parent) == ["file"]
+
+    def listed(self) -> bool:
+        return f" {self.box.mountpoint} " in Path("/proc/self/mounts").read_text()
+
+    def wait_exit(self) -> int:
+        return self.box.fsd("wait-exit", os.fspath(self.box.mountpoint), check=False).returncode
+
+    def status_code(self, *argv: str) -> int:
+        return self.box.fsd(*argv, os.fspath(self.box.mountpoint), check=False).returncode
+
+    # The seven ways. Each returns when the mount has ended.
+
+    def own_command(self) -> None:
+        if self.fd is not None:
+            busy = self.box.fsd("unmount", os.fspath(self.box.mountpoint), check=False)
+            assert busy.returncode == 7
+            assert str(os.getpid()) in busy.stderr
+            assert self.listed()
+            self.close_file()
+        answer = self.box.unmount()
+        assert (answer["status"], answer["pending"]) == ("unmounted", NOTHING)
+        assert not self.listed()
+
+    def by_system(self, *command: str) -> None:
+        if self.fd is not None:
+            assert subprocess.run(command, capture_output=True, timeout=20, check=False).returncode != 0
+            assert self.listed()
+            self.close_file()
+        subprocess.run(command, check=True, timeout=20)
+        assert not self.listed()
+        assert self.wait_exit() == 0
+
+    def umount(self) -> None:
+        self.by_system("umount", os.fspath(self.box.mountpoint))
+
+    def fusermount3(self) -> None:
+        self.by_system("fusermount3", "-u", os.fspath(self.box.mountpoint))
+
+    def sigterm(self) -> None:
+        os.kill(self.box.daemon, signal.SIGTERM)
+        assert self.wait_ended() == 0
+
+    def sigint_twice(self) -> None:
+        # The server answers nothing, so that the first stop cannot be over before the second.
+        os.kill(self.server.pid, signal.SIGSTOP)
+        try:
+            os.kill(self.box.daemon, signal.SIGINT)
+            os.kill(self.box.daemon, signal.SIGINT)
+            code = self.wait_ended()
+        finally:
+            os.kill(self.server.pid, signal.SIGCONT)
+        assert code == 6 or (self.state == "fsynced" and code in (0, 6))
+
+    def sigkill(self) -> None:
+        self.box.kill()
+
+    def server_gone(self) -> None:
+        self.server.kill()
+        try:
+            os.kill(self.box.pids[0], signal.SIGTERM)
+            code = self.wait_ended()
+        finally:
+            self.server.restart()
+        assert code == (0 if self.state == "fsynced" else 6)
+
+    def wait_ended(self) -> int:
+        """Nothing is mounted within the stop time-out; how the daemon ended."""
+        wait_for(lambda: not self.listed(), 8, "the detach")
+        return self.wait_exit()
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("way", WAYS)
+def test_end(trusted: Server, tmp_path: Path, way: str, state: str, attempt: int) -> None:
+    cell = Cell(trusted, tmp_path / "box", state)
+    try:
+        cell.prepare()
+        getattr(cell, way)()
+        cell.ended = True
+        cell.close_file()
+        cell.box.mount()
+        cell.check()
+        answer = cell.box.unmount()
+        assert answer["status"] == "unmounted"
+    finally:
+        cell.close_file()
+        cell.box.close()
