@@ -352,22 +352,36 @@ class Http:
     def _send_pieces(self, connection: HTTPConnection, body: Body, *, chunked: bool) -> bool:
         """Send the body; whether all of it. Stops when the server answers before its end: it refused."""
         sock = _socket_of(connection)
-        sent = 0
         for piece in body.pieces():
-            if sent >= CHUNK and _readable(sock):
+            framed = b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece
+            if not self._send(sock, framed):
                 return False
-            try:
-                if chunked:
-                    sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-                else:
-                    sock.sendall(piece)
-            except (BrokenPipeError, ConnectionResetError):
-                if _readable(sock):
-                    return False  # the reason may still be there to read
-                raise
-            sent += len(piece)
-        if chunked:
-            sock.sendall(b"0\r\n\r\n")
+        return self._send(sock, b"0\r\n\r\n") if chunked else True
+
+    def _send(self, sock: socket.socket, data: bytes) -> bool:
+        """Send all of `data`, unless an answer arrives first: then the server wants no more of it."""
+        try:
+            if isinstance(sock, ssl.SSLSocket):
+                # What arrives here may be TLS's own (session tickets): it tells nothing of an answer.
+                sock.sendall(data)
+                return True
+            return self._send_watching(sock, data)
+        except (BrokenPipeError, ConnectionResetError):
+            if _readable(sock):
+                return False  # the reason may still be there to read
+            raise
+
+    def _send_watching(self, sock: socket.socket, data: bytes) -> bool:
+        view = memoryview(data)
+        poller = select.poll()
+        poller.register(sock, select.POLLIN | select.POLLOUT)
+        while view:
+            ready = poller.poll(self.options.timeout * 1000)
+            if not ready:
+                raise TimeoutError("the server takes no more of the body")
+            if ready[0][1] & (select.POLLIN | select.POLLHUP):
+                return False
+            view = view[sock.send(view, socket.MSG_DONTWAIT) :]
         return True
 
     def _take(self) -> tuple[HTTPConnection, bool]:
