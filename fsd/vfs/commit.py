@@ -6,6 +6,7 @@ freed because of them.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,6 +67,20 @@ class SessionJob:
     def run(self, remote: Remote, cache: Cache) -> SessionStart:
         return remote.start_session(self.info)
 
+
+# What a change of names is refused with when another mount was there first.
+LATE: Final = frozenset(
+    (
+        errno.ENOENT,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EINVAL,
+        errno.EBUSY,
+        errno.EMLINK,
+    )
+)
 
 CommitterJob = CommitJob | SessionJob | ResendJob | SalvageJob
 
@@ -252,13 +267,21 @@ class Committer:
     def settle(self, answer: CommitAnswer) -> None:
         """Put aside what was refused, then apply the answer."""
         self.answer = answer
-        refused = [o for o in answer.outcomes if o.status == REFUSED]
+        refused = [o for o in answer.outcomes if o.status == REFUSED and self.kept(o)]
         if not refused:
             self.apply(answer)
             return
         job = SalvageJob(self.core.options.state_dir, self.core.host, self.core.log, self.refusals(refused))
         self.out = job
         self.core.jobs.append(job)
+
+    def kept(self, outcome: Outcome) -> bool:
+        """Whether something is lost unless a refused operation is put aside: its data, or a change that quota
+        or scope forbade. A rename, link or removal that came too late (sharing rule 7) is only reported."""
+        queued = self.core.queue.get(outcome.opno + self.core.shift)
+        if queued is None or queued.op is None:
+            return False
+        return isinstance(queued.op, Content | Create) or outcome.errno not in LATE
 
     def refusals(self, outcomes: list[Outcome]) -> tuple[Refusal, ...]:
         """What has to be kept of refused operations, and of those that depend on them."""
@@ -387,7 +410,7 @@ class Committer:
     def differs(self, op: Op, outcome: Outcome) -> bool:
         """An outcome other than applied: the names and inodes in it are asked for again."""
         core = self.core
-        if outcome.status == CONFLICT:
+        if outcome.status == CONFLICT or not (isinstance(op, Content | Create) or outcome.errno not in LATE):
             core.conflicts += 1
         else:
             core.refused += 1
@@ -423,7 +446,15 @@ class Committer:
             return False
         core.wire.put(op.ino, outcome.ino)
         core.record_state()
-        return isinstance(op, Content) and outcome.errno == 17
+        self.stale_names_of(op.ino)
+        return isinstance(op, Content) and outcome.errno == errno.EEXIST
+
+    def stale_names_of(self, ino: int) -> None:
+        """Every name an inode is known under is asked for again."""
+        for node in list(self.core.nodes.by_ino.values()):
+            if node.is_dir:
+                for name in [name for name, child in node.entries.items() if child == ino]:
+                    self.stale_name(node.ino, name)
 
     def drop_node(self, ino: int) -> None:
         node = self.core.nodes.by_ino.pop(ino, None)

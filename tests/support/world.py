@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import FsdError, PosixError
@@ -140,56 +142,58 @@ def server_tree(bench: Bench, ino: int = ROOT_INO, path: str = "") -> dict[str, 
     return found
 
 
-class World:
-    """One random run. `log` of what was done is printed by the test when it fails."""
+class Client:
+    """One mount driven by hand: its jobs run and their replies arrive in any order."""
 
-    NAMES = (b"a", b"b", b"c", b"d", b"e", b"f")
-
-    def __init__(self, directory: Path, seed: int, *, segment: int | None = None) -> None:
-        self.rng = random.Random(seed)
-        self.directory = directory
-        self.clock = Clock()
-        self.host = self.clock.host(self.rng)
-        self.bench = Bench(directory / "server")
-        self.net = Net(self.rng)
-        self.remote = InProcess(self.bench.service, self.bench.fs, self.net)
+    def __init__(
+        self, directory: Path, bench: Bench, clock: Clock, rng: random.Random, name: str = "sandbox"
+    ) -> None:
+        self.rng = rng
+        self.clock = clock
+        self.host = clock.host(rng)
+        self.bench = bench
+        self.net = Net(rng)
+        self.remote = InProcess(bench.service, bench.fs, self.net)
         self.cache = NoCache()
-        self.tree = Tree()
-        self.handles: list[tuple[int, Node, int]] = []
         self.delayed: list[tuple[Job, object]] = []
         self.waiting: list[Job] = []
-        self.done: list[str] = []
-        self.boots = 0
         self.recoveries = 0
         self.options = VolumeOptions(
-            state_dir=directory / "mount",
-            mount_id="world",
-            hostname="sandbox",
+            state_dir=directory,
+            mount_id=name,
+            hostname=name,
             path="/mnt",
             io_timeout=0,
             buffer_size=1 << 34,
         )
         self.volume: Volume
-        self.open()
 
-    # the client --------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Mount; tries again while the network misbehaves."""
-        while True:
-            try:
-                faulty, self.net.faulty = self.net.faulty, False
-                cut, self.net.cut = self.net.cut, 0
-                self.volume = open_volume(self.options, self.host, self.remote, self.cache)
-                break
-            finally:
-                self.net.faulty, self.net.cut = faulty, cut
+        """Mount, with a network that behaves: a mount without a server is another test."""
+        faulty, self.net.faulty = self.net.faulty, False
+        cut, self.net.cut = self.net.cut, 0
+        try:
+            self.volume = open_volume(self.options, self.host, self.remote, self.cache)
+        finally:
+            self.net.faulty, self.net.cut = faulty, cut
         if self.volume.recovered is not None:
             self.recoveries += 1
         self.delayed, self.waiting = [], []
 
-    def close(self) -> None:
-        self.volume.close()
-        self.bench.close()
+    def kill(self) -> None:
+        """The daemon dies: SIGKILL. Some of its requests were on their way."""
+        for job in self.waiting:
+            if self.rng.random() < 0.5:
+                self.run(job)
+        self.volume.core.log.abandon()
+        assert self.volume.lock is not None
+        os.close(self.volume.lock)
+
+    def run(self, job: Job) -> object:
+        try:
+            return job.run(self.remote, self.cache)
+        except FsdError as exc:
+            return exc
 
     def run_some(self, most: int) -> None:
         """Let the network make some progress, replies in any order."""
@@ -197,12 +201,7 @@ class World:
             self.waiting.extend(self.volume.jobs())
             if self.waiting and (not self.delayed or self.rng.random() < 0.6):
                 job = self.waiting.pop(self.rng.randrange(len(self.waiting)))
-                result: object
-                try:
-                    result = job.run(self.remote, self.cache)
-                except FsdError as exc:
-                    result = exc
-                self.delayed.append((job, result))
+                self.delayed.append((job, self.run(job)))
             elif self.delayed:
                 job, result = self.delayed.pop(self.rng.randrange(len(self.delayed)))
                 self.volume.finish(job, result)
@@ -229,6 +228,70 @@ class World:
                 self.until(park.want)
                 if not park.again:
                     return park.want.result  # type: ignore[return-value]
+
+    def feed(self) -> None:
+        """Take in what others changed."""
+        self.volume.apply_feed(self.remote.service.feed.page(self.remote.fs, self.volume.feed_seq, 0.0))
+
+    def view(self) -> dict[str, tuple[Any, ...]]:
+        """The tree as programs see it, in the form of `Tree.walk`."""
+        found: dict[str, tuple[Any, ...]] = {}
+        self._visit(self.volume.root_ino, "", found)
+        return found
+
+    def _visit(self, ino: int, path: str, found: dict[str, tuple[Any, ...]]) -> None:
+        for name, child in self.listing(ino):
+            at = f"{path}/{name.decode()}"
+            node = self.call(lambda v, i=child: v.getattr(i))  # type: ignore[misc]
+            xattrs = tuple(sorted((node.xattrs or {}).items()))
+            if node.is_dir:
+                found[at] = ("dir", node.mode & 0o7777, xattrs)
+                self._visit(node.ino, at, found)
+            elif node.is_file:
+                data = self.read_all(node.ino)
+                found[at] = ("file", data, node.mode & 0o7777, node.nlink, node.mtime, xattrs)
+            else:
+                found[at] = ("link", self.volume.readlink(node.ino))
+
+    def listing(self, ino: int) -> list[tuple[bytes, int]]:
+        fh = self.call(lambda v: v.opendir(ino))
+        rows: list[tuple[bytes, int]] = []
+        cookie = 0
+        while True:
+            page = self.call(lambda v, c=cookie: v.readdir(fh, c, 3))  # type: ignore[misc]
+            if not page:
+                break
+            rows.extend((name, node.ino) for name, node, _ in page)
+            cookie = page[-1][2]
+        self.call(lambda v: v.releasedir(fh))
+        return rows
+
+    def read_all(self, ino: int) -> bytes:
+        fh = self.call(lambda v: v.open(ino, os.O_RDONLY))
+        data = self.call(lambda v: v.read(fh, 0, 1 << 30))
+        self.call(lambda v: v.release(fh))
+        return data
+
+    def snapshot_disk(self, to: Path) -> None:
+        """A copy of the mount's state, as a clone of the machine gets it."""
+        shutil.copytree(self.options.state_dir, to)
+
+
+class World(Client):
+    """One random run of one client. `done` lists the steps; the test prints the last when it fails."""
+
+    NAMES = (b"a", b"b", b"c", b"d", b"e", b"f")
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        super().__init__(directory / "mount", Bench(directory / "server"), Clock(), random.Random(seed))
+        self.tree = Tree()
+        self.handles: list[tuple[int, Node, int]] = []
+        self.done: list[str] = []
+        self.open()
+
+    def close(self) -> None:
+        self.volume.close()
+        self.bench.close()
 
     # random steps ------------------------------------------------------------------------------------
     def step(self) -> None:
@@ -268,16 +331,10 @@ class World:
     def ino(self, node: Node) -> int:
         return self.volume.root_ino if node is self.tree.root else node.ino
 
-    def resolve(self, node: Node) -> None:
-        """Look a path up again after a remount: the kernel would."""
-
     def expect(self, number: int, fn: Callable[[], Any]) -> None:
-        try:
+        with pytest.raises(PosixError) as told:
             fn()
-        except PosixError as exc:
-            assert exc.errno == number, f"{exc} instead of {errno.errorcode[number]}"
-            return
-        raise AssertionError(f"no {errno.errorcode[number]}")
+        assert told.value.errno == number, f"{told.value} instead of {errno.errorcode[number]}"
 
     def times(self, node: Node) -> None:
         node.mtime = self.call(lambda v: v.getattr(node.ino)).mtime
@@ -526,18 +583,6 @@ class World:
         self.open()
         self.after_crash()
 
-    def kill(self) -> None:
-        """The daemon dies: SIGKILL. Some of its requests were on their way."""
-        for job in self.waiting:
-            if self.rng.random() < 0.5:
-                try:
-                    job.run(self.remote, self.cache)
-                except FsdError:
-                    continue
-        self.volume.core.log.abandon()
-        assert self.volume.lock is not None
-        os.close(self.volume.lock)
-
     def after_crash(self) -> None:
         """Everything acknowledged is there; programs begin again."""
         self.handles.clear()
@@ -547,7 +592,7 @@ class World:
     def renumber(self, node: Node, ino: int) -> None:
         """Inode numbers survive a remount."""
         for name, child in node.names.items():
-            found = self.call(lambda v: v.lookup(ino, name))
+            found = self.call(lambda v, n=name: v.lookup(ino, n))  # type: ignore[misc]
             assert found is not None
             assert found.ino == child.ino or not child.ino, f"{name!r} has another inode number"
             child.ino = found.ino
@@ -568,41 +613,7 @@ class World:
 
     def check_local(self) -> None:
         """What programs see is what they did."""
-        found: dict[str, tuple[Any, ...]] = {}
-
-        def visit(ino: int, path: str) -> None:
-            fh = self.call(lambda v: v.opendir(ino))
-            cookie = 0
-            while True:
-                rows = self.call(lambda v: v.readdir(fh, cookie, 3))
-                if not rows:
-                    break
-                for name, node, cookie in rows:  # noqa: B007
-                    at = f"{path}/{name.decode()}"
-                    node = self.call(lambda v, i=node.ino: v.getattr(i))
-                    xattrs = tuple(sorted((node.xattrs or {}).items()))
-                    if node.is_dir:
-                        found[at] = ("dir", node.mode & 0o7777, xattrs)
-                        visit(node.ino, at)
-                    elif node.is_file:
-                        data = self.read_all(node.ino, node.size)
-                        found[at] = ("file", data, node.mode & 0o7777, node.nlink, node.mtime, xattrs)
-                    else:
-                        found[at] = ("link", self.volume.readlink(node.ino))
-            self.call(lambda v: v.releasedir(fh))
-
-        visit(self.volume.root_ino, "")
-        assert_same(self.tree.walk(), found)
-
-    def read_all(self, ino: int, size: int) -> bytes:
-        fh = self.call(lambda v: v.open(ino, os.O_RDONLY))
-        data = self.call(lambda v: v.read(fh, 0, size)) if size else b""
-        self.call(lambda v: v.release(fh))
-        return data
-
-    def snapshot_disk(self, to: Path) -> None:
-        """A copy of the mount's state, as a clone of the machine gets it."""
-        shutil.copytree(self.options.state_dir, to)
+        assert_same(self.tree.walk(), self.view())
 
 
 def assert_same(want: dict[str, tuple[Any, ...]], got: dict[str, tuple[Any, ...]]) -> None:
