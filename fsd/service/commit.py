@@ -32,6 +32,7 @@ from fsd.model.errors import (
     SessionForked,
     TooLarge,
     Unavailable,
+    UsageError,
 )
 from fsd.model.limits import APPLIED_KEEP, BLOCK, COMMIT_OPS_MAX
 from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
@@ -116,6 +117,8 @@ class Commits:
         ops = commit.ops
         if len(ops) > COMMIT_OPS_MAX:
             raise TooLarge(f"{len(ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
+        if ops and ops[0].opno < 1:
+            raise UsageError("operations are numbered from 1")
         named, refused = examine(ops)
         pack = msgpack.Packer(use_bin_type=True).pack
         digests = {op.opno: hashlib.blake2b(pack(op), digest_size=_DIGEST).digest() for op in ops}
@@ -171,6 +174,7 @@ class Commits:
             View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx),
             me=session.id,
             mount=session.mount,
+            home=tuple(part for part in session.remote_path.encode("utf-8", "replace").split(b"/") if part),
             redirects=redirects,
             moved=moved,
             folds=folding.folds,

@@ -44,7 +44,8 @@ class NeedFull(Exception):
 class Rules:
     """The state of one commit's application. One thread, one commit.
 
-    `me` is the session (0: a direct command, built on the locked state), `mount` its name in conflict names.
+    `me` is the session (0: a direct command, built on the locked state), `mount` its name in conflict names,
+    `home` the path of the directory it mounts (where its lost files go).
     Numbers a session uses may have been redirected: `redirects` maps its inode numbers, `moved` its names
     (parent, name, ino) to where they went; what this commit adds is in `…_new`. `folds` maps the parts of a
     block to equal ones in one blob, for appends (None: do not append).
@@ -56,11 +57,12 @@ class Rules:
         *,
         me: int,
         mount: str,
+        home: tuple[bytes, ...] = (),
         redirects: dict[int, int] | None = None,
         moved: dict[tuple[int, bytes, int], NameKey] | None = None,
         folds: dict[Parts, Parts] | None = None,
     ) -> None:
-        self.view, self.me, self.mount = view, me, mount
+        self.view, self.me, self.mount, self.home = view, me, mount, home
         self.seq = view.seq
         self.new_ino = view.new_ino
         self.redirects = {} if redirects is None else redirects
@@ -110,16 +112,27 @@ class Rules:
                 return slot
         raise Refuse(errno.EEXIST, f"no free conflict name for {show(name)}")
 
-    def lost_dir(self, time: int) -> Node:
-        """`.fsd-lost` at the root, made when it is not there. World-writable like /tmp: whoever lost
-        something must be able to take it out. Where the name is no directory, the root itself."""
-        slot = self.view.slot(ROOT_INO, LOST_DIR)
+    def home_dir(self) -> Node:
+        """The root of the mount; the root of all where that is gone."""
         root = self.view.node(ROOT_INO)
         assert root is not None, "a filesystem has a root"
+        here = root
+        for name in self.home:
+            slot = self.view.name(here.ino, name)
+            below = None if slot is None else self.directory(slot.ino)
+            if below is None:
+                return root
+            here = below
+        return here
+
+    def lost_dir(self, time: int) -> Node:
+        """`.fsd-lost` at the root of the mount, made when it is not there. World-writable like /tmp: whoever
+        lost something must be able to take it out. Where the name is no directory: the mount's root."""
+        home = self.home_dir()
+        slot = self.view.slot(home.ino, LOST_DIR)
         if slot.ino:
-            return self.directory(slot.ino) or root
+            return self.directory(slot.ino) or home
         node = self.make_node(self.new_ino(), stat.S_IFDIR | 0o1777, 0, 0, time)
-        node.parent = ROOT_INO
         self.view.add_node(node)
         self.enter(slot, node, time)
         return node

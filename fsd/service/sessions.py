@@ -57,6 +57,7 @@ class SessionRow:
 
     id: int
     mount: str
+    remote_path: str
     next_op: int
     ticket: bytes
     prev_ticket: bytes
@@ -151,7 +152,7 @@ class Sessions:
     def load(self, tx: Tx, fs: FsRef, session: int) -> SessionRow:
         """The session for a commit. Raises `SessionUnknown`."""
         row = tx.one(
-            "SELECT id, host, next_op, ticket, prev_ticket, prev_digest, prev_answer "
+            "SELECT id, host, remote_path, next_op, ticket, prev_ticket, prev_digest, prev_answer "
             "FROM session WHERE id=? AND fs=?",
             (session, fs.id),
         )

@@ -401,6 +401,37 @@ def test_content_whose_directory_is_gone_goes_to_lost(bench: Bench) -> None:
     }
 
 
+def test_lost_files_go_to_the_root_of_the_mount(bench: Bench) -> None:
+    a = bench.mount("A")
+    tasks = a.mkdir(ROOT_INO, b"tasks")
+    d = a.mkdir(tasks, b"d")
+    a.commit()
+    b = bench.mount("B", "/tasks")
+    c = bench.mount("C", "/tasks/d")
+    a.rmdir(tasks, b"d", d)
+    a.commit()
+    b.file(d, b"of-b", b"B")
+    b.commit()
+    c.file(d, b"of-c", b"C")
+    c.commit()
+    assert bench.tree() == {
+        ".fsd-lost": None,
+        ".fsd-lost/of-c": b"C",
+        "tasks": None,
+        "tasks/.fsd-lost": None,
+        "tasks/.fsd-lost/of-b": b"B",
+    }
+
+
+def test_operations_are_numbered_from_one(bench: Bench) -> None:
+    for number in (0, -1):
+        m = bench.mount()
+        m.next_op = number
+        m.mkdir(ROOT_INO, b"d")
+        with pytest.raises(UsageError):
+            m.commit()
+
+
 def test_content_comes_back_even_when_its_own_session_took_the_last_name(bench: Bench) -> None:
     """The session knew of two names and removed one; the other had been removed by somebody else."""
     a, b = bench.mount("A"), bench.mount("B")

@@ -40,8 +40,8 @@ class Bench:
         self.fs: FsRef = self.service.filesystems.get(made["file_system_id"])
         return self.fs
 
-    def mount(self, name: str = "hostA") -> Mount:
-        return Mount(self, name)
+    def mount(self, name: str = "hostA", remote_path: str = "/") -> Mount:
+        return Mount(self, name, remote_path)
 
     def audit(self) -> None:
         found = audit(self.service.db, self.fs)
@@ -112,9 +112,9 @@ class Bench:
 class Mount:
     """One mount session. Methods queue operations; `commit` sends them and answers what the server asks."""
 
-    def __init__(self, bench: Bench, name: str) -> None:
+    def __init__(self, bench: Bench, name: str, remote_path: str = "/") -> None:
         self.bench, self.name = bench, name
-        info = SessionInfo(f"mount-{name}", name, "/mnt", "/", False, "test")
+        info = SessionInfo(f"mount-{name}", name, "/mnt", remote_path, False, "test")
         start = bench.service.sessions.start(bench.fs, info)
         self.session, self.ticket, self.previous = start.session, start.ticket, start.previous
         self.next_op = 1
