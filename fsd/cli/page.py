@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 from fsd.cli import table
+from fsd.cli.fields import ENTRY, FIELDS
 from fsd.cli.helptext import GROUPS
 from fsd.cli.table import COMMON, Command, Table
 
@@ -69,6 +70,22 @@ Deleting a filesystem and discarding refused changes ask on a terminal and need 
 """
 
 
+FIELD_INTRODUCTION: Final = f"""\
+## JSON fields
+
+The fields of each command's document. `?`: may be absent, `[]`: a list, `{{}}`: an object. Entries of
+`ls` and `find` are what `stat` prints; entries of a journal hold {ENTRY}.
+
+| command | fields |
+| --- | --- |"""
+
+
+def _fields(text: str) -> str:
+    words = text.split()
+    tail = " and more" if words[-2:] == ["and", "more"] else ""
+    return ", ".join(f"`{word}`" for word in (words[:-2] if tail else words)) + tail
+
+
 def _spelled(words: tuple[tuple[str, ...], ...]) -> str:
     return ", ".join(f"`fsd {' '.join(w)}`" for w in words if w) or "-"
 
@@ -87,6 +104,11 @@ def page(rows: Table) -> str:
         available = [r for r in rows.rows if r.group == name and not r.refuse]
         if available:
             lines += _group(name, available)
+    lines += ["", *FIELD_INTRODUCTION.splitlines()]
+    for name, text in FIELDS.items():
+        plain, _, more = text.partition(" long: ")
+        added = f"; the long spelling adds {_fields(more)}" if more else ""
+        lines.append(f"| `fsd {name}` | {_fields(plain)}{added} |")
     lines += ["", "## Refused commands", "", "These end with exit 2 and the reason.", ""]
     lines += ["| command | reason |", "| --- | --- |"]
     lines += [f"| {_spelled(tuple(r.spellings()))} | {r.refuse} |" for r in rows.rows if r.refuse]

@@ -118,7 +118,7 @@ ROWS: Final = (
     ),
     Command(
         ("recover",), (), GROUP, "send what an ended mount left behind; or look after refused changes",
-        "fsd recover /mnt/work", "do_mount:recover", changes=True,
+        "fsd recover /mnt/work", "do_recover:recover", changes=True,
         plan=("POST", "/v1/file-systems/{fs}/commits", "send what the mount at {mount_path} left behind"),
         flags=(
             mount_path(), STATE,

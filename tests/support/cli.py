@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fsd.cli import table
 from fsd.cli.context import Streams
 from fsd.cli.env import Environment
+from fsd.cli.fields import names
 from fsd.cli.main import run
 
 SECRET = "s" * 43
@@ -20,6 +22,7 @@ TOKEN = (
     "fsd1.eyJmcyI6ImZzX2FhYWFhYWFhYWFhYWFhYWFhYWFhIiwiaWQiOiJ0b2tfeCIsInIiOnsibG9jYWwiOiJo"
     f"dHRwOi8vMTI3LjAuMC4xOjkifX0.{SECRET}"
 )
+ROWS = table.load()
 FILE_SYSTEM = "fs_aaaaaaaaaaaaaaaaaaaa"
 
 
@@ -77,4 +80,20 @@ def process(
     done = subprocess.run(
         [*command(), *argv], env=full, input=stdin, capture_output=True, timeout=timeout, cwd=cwd, check=False
     )
-    return Outcome(done.returncode, done.stdout, done.stderr.decode())
+    found = Outcome(done.returncode, done.stdout, done.stderr.decode())
+    words = [word for word in argv if isinstance(word, str)]
+    if found.code == 0 and not {"--query", "--output", "--help", "--dry-run", "-"} & set(words):
+        check_fields(words, found)
+    return found
+
+
+def check_fields(argv: list[str], found: Outcome) -> None:
+    """What a command printed is what the documentation says it prints."""
+    row = ROWS.find(argv)
+    assert row is not None
+    if row[0].raw or "--to-stdout" in argv or not row[0].handler or row[0].name == "serve":
+        return
+    always, maybe, open_end = names(row[0].name, row[1])
+    keys = set(found.json)
+    assert always <= keys, f"{row[0].name} does not print {always - keys}"
+    assert open_end or keys <= always | maybe, f"{row[0].name} prints {keys - always - maybe} undocumented"

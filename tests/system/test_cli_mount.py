@@ -208,6 +208,30 @@ def test_read_waits_until_the_mount_shows_the_files(sandbox: Sandbox, shared_fs:
         assert (sandbox.mountpoint / path).read_text() == "there"
 
 
+def test_recover_sends_what_a_lost_daemon_left(server: Server, tmp_path: Path) -> None:  # noqa: F811
+    box = Sandbox(tmp_path / "box", server.create())
+    where, state = os.fspath(box.mountpoint), os.fspath(box.state)
+    try:
+        box.mount()
+        (box.mountpoint / "first").write_text("1")
+        box.drain()
+        server.kill()
+        (box.mountpoint / "kept").write_text("only here")
+        assert box.fsd("recover", where, "--state-dir", state, check=False).returncode == 7  # it is mounted
+        box.kill()
+        box.detach()
+        assert box.fsd("wait-exit", where, check=False).returncode == 6
+        server.restart()
+        told = box.json("recover", where, "--state-dir", state)
+        assert told["status"] == "recovered"
+        assert told["sent"]["files"] == 1
+        assert process("cat", "/kept", env=box.fs.env).out == b"only here"
+        assert box.json("recover", where, "--state-dir", state)["status"] == "nothing_left"
+        assert box.fsd("recover", os.fspath(tmp_path), "--state-dir", state, check=False).returncode == 5
+    finally:
+        box.close()
+
+
 def test_conflicts_are_listed(shared_fs: TestFs) -> None:  # noqa: F811
     for name in ("a.conflict-box-20260101T000000Z", "b.recovered-box-20260101T000000Z", "plain"):
         assert process("cp", "-", f":/d/{name}", env=shared_fs.env, stdin=b"x").code == 0

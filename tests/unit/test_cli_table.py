@@ -16,6 +16,7 @@ from support.cli import TOKEN, inside
 
 import fsd
 from fsd.cli import page, table
+from fsd.cli.fields import FIELDS
 from fsd.cli.table import Command
 
 ROWS = table.load()
@@ -81,9 +82,9 @@ TI_ALIASES = "cp cat ls stat mv rm mkdir chmod symlink hardlink grep find mount 
 GLOBALS = "--output --query --profile --region --debug --help --version"
 
 SHORT = (
-    "serve create list describe check delete cp cat ls stat mv rm mkdir chmod ln find grep mount drain unmount "
-    "wait wait-exit mounts status recover conflicts run lock fork merge history undelete audit doctor stats bench "
-    "completion"
+    "serve create list describe check delete cp cat ls stat mv rm mkdir chmod ln find grep mount drain"
+    " unmount wait wait-exit mounts status recover conflicts run lock fork merge history undelete audit"
+    " doctor stats bench completion"
 )
 SHORT_PAIRS = {
     "token": "create list disable enable delete rotate",
@@ -207,6 +208,11 @@ def test_the_example_of_a_row_parses(row: Command) -> None:
 def test_the_page_of_commands_is_the_tables() -> None:
     written = (ROOT / "docs" / "commands.md").read_text()
     assert written == page.page(ROWS), "run: python -m fsd.cli.page > docs/commands.md"
+
+
+def test_every_document_has_its_fields_documented() -> None:
+    documents = {row.name for row in ROWS.rows if not row.refuse and not row.raw and row.name != "serve"}
+    assert set(FIELDS) == documents
 
 
 def test_the_version_everywhere() -> None:
