@@ -5,6 +5,7 @@ Each route module has `routes() -> list[RouteDef]`; `app` mounts them and `opena
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +31,10 @@ class RouteDef:
     handler: Handler
 
     def mounted(self) -> Route:
-        return Route(self.path, _wrapped(self), methods=[self.method])
+        made = Route(self.path, _wrapped(self), methods=[self.method])
+        # A name may hold a line break, which Starlette's `.*` stops at.
+        made.path_regex = re.compile(made.path_regex.pattern, re.DOTALL)
+        return made
 
     @property
     def template(self) -> str:

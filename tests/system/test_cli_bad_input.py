@@ -1,0 +1,76 @@
+"""Bad names and bad servers through the command line: a clear error, the right exit, nothing changed."""
+
+from __future__ import annotations
+
+import pytest
+from support.badserver import Peer, serving
+from support.cli import process
+from support.server import Server, TestFs, shared_fs, shared_server  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "what"),
+    [
+        (b"/" + b"n" * 256, 1, "ENAMETOOLONG"),
+        (b"/" + "ü".encode() * 128, 1, "ENAMETOOLONG"),
+        (b"/a/../b", 2, ".."),
+        (b"/..", 2, ".."),
+        (b"relative", 2, "absolute"),
+        (b"", 2, ""),
+        (b"/", 2, "directory"),
+        (b"/dir/", 2, "directory"),
+    ],
+)
+def test_names_that_cannot_be_written(shared_fs: TestFs, path: bytes, code: int, what: str) -> None:  # noqa: F811
+    found = process("cp", "-", b":" + path, env=shared_fs.env, stdin=b"x")
+    assert found.code == code, found.err
+    assert what in found.err
+    assert process("ls", "/", env=shared_fs.env).json["entries"] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"n" * 255, b"a b\tc\nd", b"\xff\xfe", "ü日本".encode(), b"%2F%00", b"?q=1#f", b"-r", b"\\", b"'\""],
+)
+def test_names_of_any_bytes(shared_fs: TestFs, name: bytes) -> None:  # noqa: F811
+    path = b"/d/" + name
+    assert process("cp", "-", b":" + path, env=shared_fs.env, stdin=b"bytes").code == 0
+    assert process("cat", path, env=shared_fs.env).out == b"bytes"
+    (entry,) = process("ls", "/d", env=shared_fs.env).json["entries"]
+    assert entry["size_bytes"] == 5
+    assert process("mv", path, path + b".2" if len(name) < 200 else b"/d/x", env=shared_fs.env).code == 0
+    assert process("rm", "-r", "/d", env=shared_fs.env).code == 0
+
+
+HTML = b"<html><body>bad gateway</body></html>"
+
+
+def _html(peer: Peer) -> None:
+    while peer.request():
+        peer.answer(HTML, "502 Bad Gateway", "text/html")
+
+
+def _other(peer: Peer) -> None:
+    while peer.request():
+        peer.answer(b'{"hello": "world"}', "200 OK", "application/json")
+
+
+@pytest.mark.parametrize("behave", [_html, _other], ids=lambda f: f.__name__[1:])
+def test_servers_that_are_none(behave: object, shared_fs: TestFs) -> None:  # noqa: F811
+    with serving(behave) as url:  # type: ignore[arg-type]
+        env = {**shared_fs.env, "FSD_ENDPOINT": url}
+        found = process("ls", "/", env=env, timeout=100)
+    assert found.code == 1, found.err
+    assert found.out == b""
+    assert "Traceback" not in found.err
+    assert found.error["code"] in ("unavailable", "internal")
+    assert found.error["message"]
+
+
+def test_a_server_without_that_filesystem(shared_server: Server, shared_fs: TestFs) -> None:  # noqa: F811
+    """A token of a deleted filesystem, or of another server."""
+    deleted = shared_server.create()
+    assert shared_server.admin("DELETE", f"/v1/file-systems/{deleted.id}").status == 200
+    found = process("ls", "/", env=deleted.env)
+    assert found.code in (3, 5)
+    assert deleted.token[-43:] not in found.err
