@@ -324,12 +324,11 @@ class Scheduler:
                 self._hangup(fd)
 
     def _drain(self) -> None:
+        # Read before disarming: a post between the two finds it armed and writes nothing, and its call is in
+        # the inbox already. The other way round the read could swallow the write of a post that had armed it
+        # again, and no later post would ever write.
+        os.eventfd_read(self._eventfd)
         self._armed = False
-        try:
-            os.eventfd_read(self._eventfd)
-        except BlockingIOError:
-            # Read already by an earlier drain; whoever armed it since has not written yet.
-            return
         inbox = self._inbox
         while inbox:
             func = inbox.popleft()
