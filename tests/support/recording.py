@@ -347,7 +347,7 @@ class History:
             if (now.kind, now.mode) not in kinds:
                 wrong.append(f"{path} is {now.kind} {now.mode:o}, not one of {kinds}")
             elif now.content not in self._held(path, names, synced):
-                wrong.append(f"{path} holds {now.content[:12]}, nothing it may hold after call {names}")
+                wrong.append(f"{path} holds {now.content[:12]}, {self._trace(path, now.content, names)}")
         assert not wrong, f"seed {self._seed}, {self.acked} calls: {'; '.join(wrong[:20])}"
 
     def _held(self, path: str, names: int, synced: dict[int, int]) -> set[str]:
@@ -366,6 +366,17 @@ class History:
             held |= self._partly.get(number, set())
         return held
 
+    def _trace(self, path: str, content: str, names: int) -> str:
+        """For people: which call left that content, and what happened to the file."""
+        number = next((n[path] for n in self._nodes[names:] if path in n), 0)
+        rows = [(time, held[:12], hidden) for time, held, hidden in self._contents[number]]
+        when = [time for time, held, _ in self._contents[number] if held == content]
+        handles = {h for h, (node, _, _) in self._handles.items() if node.number == number}
+        did = [
+            c for c in self.calls if c.get("h") in handles or path in (c.get("a"), c.get("b"), c.get("path"))
+        ]
+        return f"as it was after calls {when}, not as after {names}; {rows}; {did}"
+
     def check_synced(self, found: Found, *, recovered: bool = False) -> None:
         """What fsync and its kin promised, and nothing torn besides."""
         self.check_since(found, self.synced_names, self.synced, recovered=recovered)
@@ -375,12 +386,12 @@ class History:
         self.check_since(found, self.closed_names, self.closed)
 
     def open_at(self, time: int) -> set[int]:
-        """The files that a handle had open after call `time`."""
+        """The files that a handle had open after call `time`, or that the call under way then opens."""
         opened: dict[int, int] = {}
-        for call in self.calls[:time]:
+        for call in self.calls[: time + 1]:
             if call["op"] == "open":
                 opened[call["h"]] = self._handles[call["h"]][0].number
-            elif call["op"] == "close":
+            elif call["op"] == "close" and call["n"] <= time:
                 opened.pop(call["h"])
         return set(opened.values())
 

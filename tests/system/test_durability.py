@@ -42,13 +42,6 @@ DAEMON, RESTART, LOST, SERVER = (
 )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "turn" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "turn", range(50 if metafunc.config.getoption("--all") else 1), ids=lambda n: f"round{n}"
-        )
-
-
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The trusted side of all rounds; at the end every filesystem is audited."""
