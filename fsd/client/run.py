@@ -29,7 +29,7 @@ from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
 from fsd.client.push import Base, Pushed, push, signature
 from fsd.client.sources import told
-from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, stat_or_none
+from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, real_path, stat_or_none
 from fsd.host.files import write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
@@ -132,7 +132,7 @@ def _handled() -> Iterator[_Signals]:
 def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -> RunResult:
     """The whole of it. Raises `FsdError` only before the command has begun."""
     host = files.http.host
-    remote = normal(options.path)
+    remote = real_path(files, normal(options.path))
     with _handled() as signals:
         directory = _work_directory(options)
         try:
@@ -227,7 +227,7 @@ def _pull(
     tree = os.fsencode(directory / TREE)
     result = CopyResult("pull", show(remote), show(tree))
     base: dict[bytes, Base] = {}
-    top = stat_or_none(files, remote, follow=True)
+    top = stat_or_none(files, remote)
     if top is None:
         with told(tree):
             os.mkdir(tree, 0o755)

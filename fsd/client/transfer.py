@@ -230,7 +230,7 @@ def copy_remote(
 ) -> CopyResult:
     """Copy within the server; file content is shared, not moved."""
     origin = files.stat(normal(source))
-    where = normal(source)
+    where = raw_path(origin)
     if origin["is_dir"] and not options.recursive:
         raise UsageError(f"{show(where)} is a directory", hint="copy it with -r")
     recursive = bool(origin["is_dir"])
@@ -246,10 +246,18 @@ def copy_remote(
         result.bytes = int(origin["size_bytes"])
         result.revision = (answer.get("stat") or {}).get("revision")
         return result
-    if goal == where or goal.startswith(where.rstrip(b"/") + b"/"):
+    if (real_path(files, goal) + b"/").startswith(where.rstrip(b"/") + b"/"):
         raise UsageError(f"{show(goal)} lies inside {show(where)}: a tree cannot be copied into itself")
     _copy_tree(files, where, goal, options, meter)
     return result
+
+
+def real_path(files: Files, path: bytes) -> bytes:
+    """`path` without symlinks, as far as it exists."""
+    there = stat_or_none(files, path, follow=True)
+    if there is not None or path == b"/":
+        return raw_path(there) if there is not None else path
+    return join(real_path(files, os.path.dirname(path)), os.path.basename(path))
 
 
 def _make_parents(files: Files, path: bytes) -> None:

@@ -24,8 +24,9 @@ from fsd.client.transfer import (
     means_into,
     normal,
     remote_target,
+    stat_or_none,
 )
-from fsd.model.errors import Conflict, FsdError, NotFound, UsageError
+from fsd.model.errors import Conflict, FsdError, UsageError
 from fsd.model.names import show
 
 
@@ -160,12 +161,13 @@ class _Tree:
                     workers.submit(self.meter.attempt(path, self._finish_job(path, local)))
 
     def _look_there(self) -> None:
-        try:
-            for entry in self.files.list(self.target, recursive=True):
-                self.there[raw_path(entry)] = entry
-        except FsdError as exc:
-            if not isinstance(exc, NotFound):
-                raise
+        """What is at the target already, by the path it has below the target as it was given."""
+        top = stat_or_none(self.files, self.target, follow=True)
+        if top is None or not top["is_dir"]:
+            return
+        real = raw_path(top)
+        for entry in self.files.list(real, recursive=True):
+            self.there[join(self.target, raw_path(entry)[len(real.rstrip(b"/")) + 1 :])] = entry
 
     def _walk(self, workers: Workers) -> None:
         pending = [(self.source, self.target)]

@@ -97,6 +97,16 @@ def test_a_new_subtree_begins_empty(files: Files, tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
+def test_the_root_and_a_path_through_a_symlink(files: Files, tmp_path: Path) -> None:
+    files.symlink(b"w", b"/via")
+    done = shell(files, tmp_path, "test -f a; echo new > b", path=b"/via")
+    assert done.exit_code == 0 and get(files, b"/w/b") == b"new\n"
+    done = shell(files, tmp_path, "cat w/b > top; rm -r w/d", path=b"/")
+    assert done.exit_code == 0 and get(files, b"/top") == b"new\n"
+    assert names(files) == [b"a", b"b", b"link"] and files.stat(b"/via")["target"] == "w"
+    assert nothing_left(tmp_path)
+
+
 def test_kinds_that_change(files: Files, tmp_path: Path) -> None:
     done = shell(files, tmp_path, "rm a; mkdir a; echo x > a/x; rm -r d; echo f > d; rm link; mkdir link")
     assert done.exit_code == 0, done

@@ -113,6 +113,21 @@ def test_a_tree_copied_within_the_server_is_equal(files: Files, here: bytes) -> 
         copy_remote(files, b"/a", b"/a/below", TREE)
 
 
+def test_paths_through_symlinks_are_the_same_places(files: Files, here: bytes) -> None:
+    make_tree(here + b"/src")
+    files.mkdir(b"/real")
+    files.symlink(b"real", b"/via")
+    upload(files, here + b"/src", b"/via/t", TREE)
+    done = upload(files, here + b"/src", b"/via/t", CopyOptions(recursive=True, resume=True))
+    assert (done.files, done.skipped) == (0, 7)
+    assert copy_remote(files, b"/via/t", b"/via/t2", TREE).ok
+    download(files, b"/via/t2", here + b"/back", TREE)
+    assert tree_of(here + b"/back") == tree_of(here + b"/src")
+    with pytest.raises(UsageError, match="into itself"):
+        copy_remote(files, b"/real/t", b"/via/t/below/deep", TREE)
+    assert files.stat(b"/real/t2/README")["size_bytes"] == 7
+
+
 def test_where_a_copy_goes(files: Files, here: bytes) -> None:
     write(here + b"/f", b"x")
     files.mkdir(b"/dir")
