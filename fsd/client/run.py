@@ -2,8 +2,8 @@
 
 Pull the subtree into a work directory, run the command there, push what changed, whatever the command's end:
 also after a failure or a signal. What the push could not bring to the server stays in the work directory with
-the record of what was pulled (`state`), and `push_left` sends it later. Nothing is pushed while the command
-runs: if this machine is lost before the end, what the command wrote is lost with it.
+the record of what was pulled (`state`), and `push_left` sends it later, also after this process was killed.
+Nothing is pushed while the command runs: if this machine is lost before the end, so is what it wrote.
 
 Main thread only (signals).
 """
@@ -30,13 +30,14 @@ from fsd.client.files import Files, JsonObject
 from fsd.client.push import Base, Pushed, push, signature
 from fsd.client.sources import told
 from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, real_path, stat_or_none
-from fsd.host.files import write_durable
+from fsd.host.files import lock_directory, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
 from fsd.model.names import show
 
 STATE: Final = "state"
 TREE: Final = "tree"
+LOCK: Final = "lock"
 STATE_FORMAT: Final = 1
 KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passed on to it
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -133,8 +134,7 @@ def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -
     """The whole of it. Raises `FsdError` only before the command has begun."""
     host = files.http.host
     remote = real_path(files, normal(options.path))
-    with _handled() as signals:
-        directory = _work_directory(options)
+    with _handled() as signals, _work_directory(options) as directory:
         try:
             signals.pulling = True
             base, pulled = _pull(files, remote, directory, progress)
@@ -146,10 +146,10 @@ def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -
         result = RunResult(None, pulled, Pushed())
         result.command_exit = _execute(options, directory / TREE, signals)
         _push(files, remote, directory, base, options.label, result)
-    if result.left is None and options.work_dir is None:
-        _remove_tree(directory)
-    elif result.left is None:
-        (directory / STATE).unlink()
+        if result.left is None and options.work_dir is None:
+            _remove_tree(directory)
+        elif result.left is None:
+            (directory / STATE).unlink()
     return result
 
 
@@ -173,11 +173,24 @@ def push_left(files: Files, directory: Path) -> RunResult:
     """Send what an earlier run left in `directory`. Raises `UsageError` when it holds no such thing."""
     remote, label, base = recall(directory, files)
     result = RunResult(None, None, Pushed())
-    with _handled():
+    with _handled(), _locked(directory):
         _push(files, remote, directory, base, label, result)
-    if result.left is None:
-        (directory / STATE).unlink()
+        if result.left is None:
+            (directory / STATE).unlink()
     return result
+
+
+def left_overs(base: Path) -> list[Path]:
+    """Work directories below `base` that a run left behind: its push was incomplete, or it was killed."""
+    found = []
+    for directory in sorted(base.glob("run-*")):
+        if (directory / STATE).exists():
+            try:
+                with _locked(directory):
+                    found.append(directory)
+            except Busy:
+                continue  # a run is at work there
+    return found
 
 
 def _push(
@@ -198,26 +211,40 @@ def _push(
         _remember(files.http.host, directory, files, remote, label, base)
 
 
-def _work_directory(options: RunOptions) -> Path:
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """The directory for this process alone; raises `Busy`."""
+    fd = lock_directory(directory, "the work directory")
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _work_directory(options: RunOptions) -> Iterator[Path]:
+    """The directory to work in, locked."""
     if options.work_dir is None:
         with told(os.fsencode(options.base)):
             options.base.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return Path(tempfile.mkdtemp(prefix="run-", dir=options.base))
+            made = Path(tempfile.mkdtemp(prefix="run-", dir=options.base))
+        with _locked(made):
+            yield made
+        return
     directory = options.work_dir
     with told(os.fsencode(directory)):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        names = sorted(os.listdir(directory))
-    if STATE in names and TREE in names:
-        raise Busy(
-            f"{directory} holds what an earlier run could not push",
-            hint=f"push it first: fsd run --push-left {directory}",
-        )
-    if names == [TREE]:
-        # All of an earlier run's was pushed: its tree may go.
-        _remove_tree(directory / TREE)
-    elif names:
+        names = set(os.listdir(directory))
+    if not names <= {STATE, TREE, LOCK}:
         raise UsageError(f"{directory} is not empty")
-    return directory
+    with _locked(directory):
+        if (directory / STATE).exists():
+            raise Busy(
+                f"{directory} holds what an earlier run could not push",
+                hint=f"push it first: fsd run --push-left {directory}",
+            )
+        _remove_tree(directory / TREE)  # all of an earlier run's was pushed
+        yield directory
 
 
 def _pull(

@@ -19,7 +19,7 @@ from support.wait import wait_for
 from fsd.client.files import Files, PutOptions, raw_path
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
-from fsd.client.run import RunOptions, RunResult, push_left, run
+from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, Unavailable, UsageError
 
@@ -223,3 +223,31 @@ def test_a_signal_ends_the_command_and_the_push_still_happens(
         child.send_signal(number)  # nothing but a second one ends what ignores ^C
     assert child.wait(30) == (137 if stubborn else 128 + number)
     assert get(files, b"/w/a") == b"new\n" and nothing_left(tmp_path)
+
+
+def test_a_killed_run_is_found_and_pushed_by_the_next(
+    files: Files, shared_fs: TestFs, tmp_path: Path
+) -> None:
+    ready, base = tmp_path / "ready", tmp_path / "base"
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-c", CHILD, shared_fs.token, str(base)),
+            f"echo new > a; rm b; echo $$ > {ready}; exec sleep 60",
+        ],
+        env=clean_env(),
+        preexec_fn=die_with_parent,
+    )
+    command = int(wait_for(lambda: ready.exists() and ready.read_text().strip(), 30, "the command"))
+    try:
+        assert left_overs(base) == [], "it is at work"
+        with pytest.raises(Busy, match="in use"):
+            push_left(files, next(base.iterdir()))
+        child.kill()
+        child.wait(10)
+    finally:
+        os.kill(command, signal.SIGKILL)
+    [left] = left_overs(base)
+    assert get(files, b"/w/a") == b"old /w/a"
+    assert push_left(files, left).exit_code == 0
+    assert get(files, b"/w/a") == b"new\n" and b"b" not in names(files)
+    assert left_overs(base) == []
