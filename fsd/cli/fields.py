@@ -37,6 +37,7 @@ FIELDS: Final = {
     "token enable": _TOKEN,
     "token delete": _TOKEN,
     "token rotate": _NEW_TOKEN + " replaced_token_id",
+    "audit": "ok file_systems findings[]",
     "doctor": "status version works{} checks[]",
     "cp": "operation source_path target_path bytes_transferred files_transferred directories symlinks skipped"
     " revision status failed[]? changed[]? not_copied[]?",

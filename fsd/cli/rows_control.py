@@ -128,6 +128,15 @@ ROWS: Final = (
         ),
     ),
     Command(
+        ("audit",), (), "Other", "check the invariants of what a stopped server stored",
+        "fsd audit --data-dir /var/lib/fsd", "do_audit:audit", identity="",
+        flags=(
+            flag("--data-dir", "the server's data directory (SQLite)", metavar="DIR"),
+            flag("--database", "postgresql://… (the server may run)", metavar="URL"),
+            flag("--file-system-id", "only this filesystem", metavar="FS", position=0),
+        ),
+    ),
+    Command(
         ("doctor",), (), "Other", "say what works here: mounting, server, token, clock, left-overs",
         "fsd doctor", "do_doctor:doctor", identity="token",
         flags=(flag("--state-dir", "root of the mounts' state", metavar="DIR"),),

@@ -51,7 +51,6 @@ ROWS: Final = (
     _row("leases come with a later release", "lock"),
     _row("searching in content comes with a later release; mount it and use grep", "grep",
          "fs search-file-content", "fs grep"),
-    _row("the audit command comes with a later release", "audit"),
     _row("statistics come with a later release; the server has /metrics", "stats"),
     _row("the bench comes with a later release", "bench"),
     _row(SCOPES, "", "fs generate-file-system-scoped-token"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -526,3 +527,22 @@ def test_completion_in_bash(typed: list[str], offered: set[str]) -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=True, text=True)
     assert set(done.stdout.split()) == offered
+
+
+def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:  # noqa: F811
+    fs = server.create()
+    fsd(fs, "cp", "-", ":/a/b", stdin=b"x" * 100_000)
+    fsd(fs, "ln", "/a/b", "/a/c")
+    running = process("audit", "--data-dir", str(server.data_dir))
+    assert running.code == 7
+    server.stop()
+    told = process("audit", "--data-dir", str(server.data_dir)).json
+    assert told == {"ok": True, "file_systems": 1, "findings": []}
+    assert process("audit", "--data-dir", str(server.data_dir), fs.id).code == 0
+    assert process("audit", "--data-dir", str(tmp_path / "absent")).code == 5
+    with sqlite3.connect(server.data_dir / "fsd.db") as db:
+        db.execute("UPDATE inode SET nlink = 7 WHERE nlink = 2")
+    found = process("audit", "--data-dir", str(server.data_dir))
+    assert found.code == 1
+    assert found.json["ok"] is False
+    assert "nlink" in found.err or "link" in found.err
