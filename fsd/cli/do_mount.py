@@ -66,6 +66,7 @@ def mount_options(context: Context, args: SimpleNamespace) -> Any:
         read_only=args.read_only,
         durability=durability,
         consistency=args.consistency,
+        xattr=not args.no_xattr,
         loop=args.loop,
         foreground=args.foreground,
         supervised=not args.no_supervisor,
