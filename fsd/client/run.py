@@ -10,6 +10,7 @@ Main thread only (signals).
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -96,10 +97,16 @@ class _Signals:
     pulling: bool = False
     child: subprocess.Popen[bytes] | None = None
     count: int = 0
+    last: int = 0
     timers: list[threading.Timer] = field(default_factory=list)
+
+    def arrived(self) -> int:
+        """The last signal there was, 0 for none."""
+        return self.last
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        self.last = number
         child = self.child
         if child is None:
             if self.pulling or self.count > 1:
@@ -130,26 +137,62 @@ def _handled() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
+@dataclass(slots=True)
+class _Work:
+    """A work directory and what it was made from: the record in `state`. `temporary`: it goes when all is
+    pushed."""
+
+    directory: Path
+    file_system_id: str
+    remote: bytes
+    label: str
+    temporary: bool
+    base: dict[bytes, Base] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> bytes:
+        return os.fsencode(self.directory / TREE)
+
+    def remember(self, host: Host) -> None:
+        """Write the record from which a later push goes on."""
+        packed: bytes = msgpack.packb(
+            {
+                "v": STATE_FORMAT,
+                "fs": self.file_system_id,
+                "remote": self.remote,
+                "label": self.label,
+                "temporary": self.temporary,
+                "base": {below: tuple(one) for below, one in self.base.items()},
+            },
+            use_bin_type=True,
+        )
+        write_durable(host, self.directory / STATE, packed, "run.state")
+
+    def finish(self) -> None:
+        """All is pushed."""
+        if self.temporary:
+            _remove_tree(self.directory)
+        else:
+            (self.directory / STATE).unlink()
+
+
 def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -> RunResult:
     """The whole of it. Raises `FsdError` only before the command has begun."""
-    host = files.http.host
+    host, owner = files.http.host, files.http.identity.file_system_id
     remote = real_path(files, normal(options.path))
     with _handled() as signals, _work_directory(options) as directory:
+        work = _Work(directory, owner, remote, options.label, options.work_dir is None)
         try:
             signals.pulling = True
-            base, pulled = _pull(files, remote, directory, progress)
-            _remember(host, directory, files, remote, options.label, base)
+            pulled = _pull(files, work, progress)
+            work.remember(host)
             signals.pulling = False
         except BaseException:
-            _remove_tree(directory if options.work_dir is None else directory / TREE)
+            _remove_tree(directory if work.temporary else directory / TREE)
             raise
         result = RunResult(None, pulled, Pushed())
         result.command_exit = _execute(options, directory / TREE, signals)
-        _push(files, remote, directory, base, options.label, result)
-        if result.left is None and options.work_dir is None:
-            _remove_tree(directory)
-        elif result.left is None:
-            (directory / STATE).unlink()
+        _push(files, work, result)
     return result
 
 
@@ -171,12 +214,10 @@ def _remove_tree(directory: Path) -> None:
 
 def push_left(files: Files, directory: Path) -> RunResult:
     """Send what an earlier run left in `directory`. Raises `UsageError` when it holds no such thing."""
-    remote, label, base = recall(directory, files)
     result = RunResult(None, None, Pushed())
+    work = _recall(directory, files)
     with _handled(), _locked(directory):
-        _push(files, remote, directory, base, label, result)
-        if result.left is None:
-            (directory / STATE).unlink()
+        _push(files, work, result)
     return result
 
 
@@ -193,12 +234,10 @@ def left_overs(base: Path) -> list[Path]:
     return found
 
 
-def _push(
-    files: Files, remote: bytes, directory: Path, base: dict[bytes, Base], label: str, result: RunResult
-) -> None:
+def _push(files: Files, work: _Work, result: RunResult) -> None:
     """Push; what goes wrong is told in `result`, which then says where everything still is."""
     try:
-        push(files, remote, os.fsencode(directory / TREE), base, label, result.pushed)
+        push(files, work.remote, work.tree, work.base, work.label, result.pushed)
     except KeyboardInterrupt:
         result.error = NotDrained("the push was abandoned by a second signal")
     except FsdError as exc:
@@ -207,8 +246,13 @@ def _push(
         first = result.pushed.failed[0]
         result.error = NotDrained(f"{first.path} could not be pushed: {first.message}")
     if result.error is not None:
-        result.left = directory
-        _remember(files.http.host, directory, files, remote, label, base)
+        result.left = work.directory
+        work.remember(files.http.host)
+        return
+    try:
+        work.finish()
+    except FsdError as exc:
+        result.error = exc  # everything is on the server; only its copy here could not be removed
 
 
 @contextmanager
@@ -247,38 +291,36 @@ def _work_directory(options: RunOptions) -> Iterator[Path]:
         yield directory
 
 
-def _pull(
-    files: Files, remote: bytes, directory: Path, progress: ProgressFn | None
-) -> tuple[dict[bytes, Base], CopyResult]:
-    """The subtree in `directory`/tree and what it was; a path that does not exist yet is an empty one."""
-    tree = os.fsencode(directory / TREE)
-    result = CopyResult("pull", show(remote), show(tree))
-    base: dict[bytes, Base] = {}
-    top = stat_or_none(files, remote)
+def _pull(files: Files, work: _Work, progress: ProgressFn | None) -> CopyResult:
+    """The subtree in the work directory, and in its record what it was; a path that does not exist yet is an
+    empty one."""
+    result = CopyResult("pull", show(work.remote), show(work.tree))
+    top = stat_or_none(files, work.remote)
     if top is None:
-        with told(tree):
-            os.mkdir(tree, 0o755)
-        return base, result
+        with told(work.tree):
+            os.mkdir(work.tree, 0o755)
+        return result
     if not top["is_dir"]:
-        raise UsageError(f"{show(remote)} is no directory", hint="--path takes a directory")
+        raise UsageError(f"{show(work.remote)} is no directory", hint="--path takes a directory")
+    base = work.base
 
     def got(below: bytes, entry: JsonObject, revision: str) -> None:
         base[below] = Base(entry["kind"], revision, ())
 
     options = CopyOptions(recursive=True, owner=os.geteuid() == 0)
-    get_tree(files, remote, tree, options, Meter(result, progress), got)
+    get_tree(files, work.remote, work.tree, options, Meter(result, progress), got)
     if result.failed:
         first = result.failed[0]
-        raise PosixError(5, f"{first.path} could not be pulled: {first.message}")
+        raise PosixError(errno.EIO, f"{first.path} could not be pulled: {first.message}")
     for below in base:
-        base[below] = base[below]._replace(signature=signature(os.path.join(tree, below)))
-    return base, result
+        base[below] = base[below]._replace(signature=signature(os.path.join(work.tree, below)))
+    return result
 
 
 def _execute(options: RunOptions, cwd: Path, signals: _Signals) -> int:
     """Run the command to its end; its exit code as a shell would tell it."""
-    if signals.count:
-        return 128 + signal.SIGTERM
+    if signals.arrived():
+        return 128 + signals.arrived()
     try:
         child = subprocess.Popen(list(options.command), cwd=cwd, env=dict(options.env))
     except FileNotFoundError:
@@ -286,43 +328,35 @@ def _execute(options: RunOptions, cwd: Path, signals: _Signals) -> int:
     except OSError:
         return CANNOT_EXECUTE
     signals.child = child
+    if signals.arrived():
+        child.send_signal(signals.arrived())  # it came while the command was being started
     code = child.wait()
     signals.child = None
     return 128 - code if code < 0 else code
 
 
-def _remember(
-    host: Host, directory: Path, files: Files, remote: bytes, label: str, base: dict[bytes, Base]
-) -> None:
-    """Write the record from which a later push goes on."""
-    packed: bytes = msgpack.packb(
-        {
-            "v": STATE_FORMAT,
-            "fs": files.http.identity.file_system_id,
-            "remote": remote,
-            "label": label,
-            "base": {below: tuple(one) for below, one in base.items()},
-        },
-        use_bin_type=True,
-    )
-    write_durable(host, directory / STATE, packed, "run.state")
-
-
-def recall(directory: Path, files: Files) -> tuple[bytes, str, dict[bytes, Base]]:
-    """The record an earlier run left: remote path, label, what was pulled."""
+def _recall(directory: Path, files: Files) -> _Work:
+    """The record an earlier run left. Raises `UsageError`."""
     try:
         raw = (directory / STATE).read_bytes()
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, NotADirectoryError) as exc:
         raise UsageError(f"{directory} holds nothing that a run left") from exc
     try:
         found: dict[str, Any] = msgpack.unpackb(raw, raw=False, use_list=False, strict_map_key=False)
-        version, remote, label = found["v"], bytes(found["remote"]), str(found["label"])
+        version = found["v"]
         base = {bytes(below): Base(*one) for below, one in found["base"].items()}
-        owner = str(found["fs"])
+        work = _Work(
+            directory,
+            str(found["fs"]),
+            bytes(found["remote"]),
+            str(found["label"]),
+            bool(found["temporary"]),
+            base,
+        )
     except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise UsageError(f"{directory / STATE} is damaged; copy the files under {TREE} yourself") from exc
     if version != STATE_FORMAT:
         raise UsageError(f"{directory / STATE} was written by another version of fsd")
-    if owner != files.http.identity.file_system_id:
-        raise UsageError(f"{directory} belongs to {owner}, the token to another filesystem")
-    return remote, label, base
+    if work.file_system_id != files.http.identity.file_system_id:
+        raise UsageError(f"{directory} belongs to {work.file_system_id}, the token to another filesystem")
+    return work

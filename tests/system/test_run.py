@@ -250,4 +250,4 @@ def test_a_killed_run_is_found_and_pushed_by_the_next(
     assert get(files, b"/w/a") == b"old /w/a"
     assert push_left(files, left).exit_code == 0
     assert get(files, b"/w/a") == b"new\n" and b"b" not in names(files)
-    assert left_overs(base) == []
+    assert left_overs(base) == [] and not left.exists()
