@@ -402,8 +402,12 @@ class Committer:
         elif not content.unclean:
             core.dirty.pop(node.ino, None)
         elif content.first is None or segment_of(content.first) < segment_of(core.log.tail):
-            # What its first record says follows from the records since; said again, they can be freed.
+            # What its first record says follows from the records since; said again, those before the oldest
+            # change the server lacks can be freed.
+            needed = content.needed()
             self.flusher.log_base(node, content)
+            if needed is not None and content.first is not None:
+                content.first = min(content.first, needed)
         node.settle()
         core.forget_if_unused(node)
 
@@ -434,13 +438,17 @@ class Committer:
         any more (the server takes its number for the copy), so a new session is needed.
         """
         core = self.core
+        here = core.nodes.by_ino.get(op.ino)
+        if here is not None and here.is_dir:
+            here.complete = False  # it has whatever the other put into it
+            here.names_stale.update(here.entries)
         already = core.wire.known(outcome.ino)
         if already is not None and already != op.ino and already in core.nodes.by_ino:
             # Both are in memory: two directories became one. The one programs may hold stays usable under
             # its number until it is looked up again.
-            node = core.nodes.by_ino.get(op.ino)
-            if node is not None:
+            if here is not None:
                 core.wire.put(op.ino, outcome.ino)
+                core.record_state()
                 core.invalidate(already)
                 self.drop_node(already)
             return False
@@ -488,6 +496,8 @@ class Committer:
         head = core.queue.head()
         core.shift = (head.opno if head is not None else core.next_op) - 1
         core.seq = max(core.seq, start.seq)
+        # What a copy of this process did under the old session looked like this one's own in the feed.
+        core.forget = True
         for queued in core.queue:
             if isinstance(queued.op, Create):
                 core.wire.put(queued.op.ino, core.new_ino())

@@ -141,6 +141,16 @@ class Content:
         """The smallest size the file was cut to at or behind log position `since`."""
         return min((size for pos, size in self.limits if pos >= since), default=None)
 
+    def needed(self) -> int | None:
+        """The oldest log position with bytes or a truncation the server does not have. A flight's runs count
+        though newer writes hide them: its blocks are made from them."""
+        positions = [pos for pos, _ in self.limits]
+        positions.extend(run.pos for flight in self.flights for run in flight.runs)
+        oldest = self.extents.oldest()
+        if oldest is not None:
+            positions.append(oldest)
+        return min(positions, default=None)
+
     # flights -----------------------------------------------------------------------------------------
     def freeze(self, key: int, ino: int, tail: int, size: int, mtime: int, ctime: int) -> Flight:
         """A flight of everything up to the log's `tail`. The caller plans it when `startable`."""
