@@ -351,7 +351,8 @@ def _where(url: str) -> str:
 
 
 def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """A connection with our settings; raises psycopg's errors."""
+    """A connection with our settings behind those the URL has; raises psycopg's errors."""
+    given = str(psycopg.conninfo.conninfo_to_dict(url).get("options") or "")
     conn = psycopg.connect(
         url,
         autocommit=True,  # transactions are begun by hand
@@ -359,7 +360,7 @@ def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
         keepalives_idle=30,
         tcp_user_timeout=int(DB_WAIT * 1000),
         application_name="fsd",
-        options=" ".join(f"-c {name}={value}" for name, value in _SETTINGS.items()),
+        options=" ".join([given, *(f"-c {name}={value}" for name, value in _SETTINGS.items())]),
     )
     conn.adapters.register_dumper(bool, _BoolDumper)
     return conn
