@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 class MethodNotAllowed(UsageError):
     """The route exists, but not for this method."""
 
+    code = "method_not_allowed"
     status = 405
 
 
