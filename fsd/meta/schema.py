@@ -145,6 +145,7 @@ CREATE TABLE applied (                 -- outcomes kept for repeats, one row a c
     session BIGINT NOT NULL,
     last_op BIGINT NOT NULL,
     first_op BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
     digests {BLOB} NOT NULL,
     outcomes {BLOB} NOT NULL,
     PRIMARY KEY (session, last_op)

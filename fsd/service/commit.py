@@ -135,13 +135,15 @@ class Commits:
         ):
             return read_answer(session.prev_answer), False
         seen = [op for op in work.ops if op.opno < session.next_op]
-        told = _match(tx, session, seen, work.digests)
+        told, told_seq = _match(tx, session, seen, work.digests)
         if commit.ticket != session.ticket and not seen:
             raise forked()
-        rest = work.ops[len(seen) :]
-        if not rest and commit.ticket != session.ticket:
-            # A copy of an older request, or a log whose tail was lost: what it asks is done.
-            return CommitAnswer(state.seq, session.ticket, session.next_op, told, (), 0), False
+        if seen:
+            # A copy of an older request, or a log whose tail was lost: so much of what it asks is done. The
+            # rest comes in a commit of its own, so that `seq` is true for what it is told about: taken for
+            # newer than it is, a base would hide what others changed since.
+            return CommitAnswer(told_seq, session.ticket, seen[-1].opno + 1, told, (), 0), False
+        rest = work.ops
         folding.insert(tx, self._packs)
         missing = self._missing(tx, fs, rest, work)
         if missing:
@@ -225,8 +227,8 @@ class Commits:
             return
         digests = b"".join(_APPLIED.pack(op.opno, work.digests[op.opno]) for op in done)
         tx.execute(
-            "INSERT INTO applied (session, last_op, first_op, digests, outcomes) VALUES (?,?,?,?,?)",
-            (session.id, done[-1].opno, done[0].opno, digests, packb(outcomes)),
+            "INSERT INTO applied (session, last_op, first_op, seq, digests, outcomes) VALUES (?,?,?,?,?,?)",
+            (session.id, done[-1].opno, done[0].opno, answer.seq, digests, packb(outcomes)),
         )
         if answer.next_op > APPLIED_KEEP:
             tx.execute(
@@ -378,25 +380,28 @@ def forked() -> SessionForked:
     )
 
 
-def _match(tx: Tx, session: SessionRow, seen: list[Op], digests: dict[int, bytes]) -> tuple[Outcome, ...]:
-    """Outcomes of operations that were applied before; the first that differs raises `SessionForked`."""
+def _match(
+    tx: Tx, session: SessionRow, seen: list[Op], digests: dict[int, bytes]
+) -> tuple[tuple[Outcome, ...], int]:
+    """Outcomes of operations that were applied before, and the oldest seq they were applied at; the first
+    that differs raises `SessionForked`."""
     if not seen:
-        return ()
+        return (), 0
     known: dict[int, bytes] = {}
     outcomes: dict[int, Outcome] = {}
     found = tx.all(
-        "SELECT digests, outcomes FROM applied "
+        "SELECT digests, outcomes, seq FROM applied "
         "WHERE session=? AND last_op>=? AND first_op<=? ORDER BY last_op",
         (session.id, seen[0].opno, seen[-1].opno),
     )
-    for raw, told in found:
+    for raw, told, _ in found:
         known.update(_APPLIED.iter_unpack(raw))
         for row in msgpack.unpackb(told, use_list=False):
             outcomes[row[0]] = Outcome._make(row)
     for op in seen:
         if known.get(op.opno) != digests[op.opno]:
             raise forked()
-    return tuple(outcomes[op.opno] for op in seen if op.opno in outcomes)
+    return tuple(outcomes[op.opno] for op in seen if op.opno in outcomes), min(row[2] for row in found)
 
 
 def _apply(rules: Rules, ops: list[Op], refused: dict[int, Outcome]) -> tuple[list[Outcome], list[Op], int]:

@@ -51,6 +51,8 @@ class Core:
         self.next_op = 1
         self.counter = 0
         self.seq = 0  # newest seq heard of
+        self.feed_seq = 0  # the change feed is applied up to here
+        self.forget = False  # everything known of the server has to be asked for again
         self.root_ino = 0
         self.dirty: dict[int, None] = {}  # inodes with content the server does not have
         self.flights: dict[int, Flight] = {}

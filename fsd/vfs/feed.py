@@ -12,20 +12,19 @@ class Feed:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.seq = core.seq
 
     def apply(self, page: FeedPage) -> list[Invalidation]:
         """Mark what changed; returns what the kernel has to forget. Own changes are known already."""
         core = self.core
         core.seq = max(core.seq, page.head)
         if page.reset:
-            self.seq = page.head
-            return self._forget_everything(page.head)
+            core.feed_seq = page.head
+            return self.forget_everything(page.head)
         found: list[Invalidation] = []
         for change in page.changes:
             if change.session != core.session:
                 self._foreign(change, found)
-            self.seq = max(self.seq, change.seq)
+            core.feed_seq = max(core.feed_seq, change.seq)
         return found
 
     def _foreign(self, change: Change, found: list[Invalidation]) -> None:
@@ -45,7 +44,7 @@ class Feed:
                 node.names_stale.add(name)
                 found.append(Invalidation(parent, name))
 
-    def _forget_everything(self, head: int) -> list[Invalidation]:
+    def forget_everything(self, head: int) -> list[Invalidation]:
         """The feed no longer reaches back to what this mount knows: everything is asked for again."""
         core = self.core
         found: list[Invalidation] = []

@@ -57,10 +57,11 @@ def recover(
 
 
 def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, first: int) -> Volume:
-    core = Core(options, host, Log.create(options.state_dir, host, first))
+    core = Core(options, host, Log.create(options.state_dir, host, first, segment_size=options.segment_size))
     core.refused = count_refused(options.state_dir)
     started: SessionStart = remote.start_session(session_info(core))
     core.session, core.ticket, core.seq = started.session, started.ticket, started.seq
+    core.feed_seq = started.seq
     _find_root(core, remote)
     core.log.rotate(core.state())
     core.log.sync()

@@ -63,7 +63,7 @@ class Recovery:
     def run(self) -> tuple[Report | None, int]:
         """Send what is left and delete the log. Returns what was done (None: nothing was left) and the
         number to begin the next log with. Raises `NotDrained` or what the server said; then the log stays."""
-        log = Log.reopen(self.options.state_dir, self.host)
+        log = Log.reopen(self.options.state_dir, self.host, segment_size=self.options.segment_size)
         try:
             replay = Replay(log, self.host)
             replay.run()

@@ -187,7 +187,8 @@ class Replay:
     def _op(self, op: Op, record: Record) -> None:
         self._number(op.opno, op, record)
         if isinstance(op, Create):
-            if stat.S_ISREG(op.mode):
+            # Logged again at a change of session: what was written meanwhile stays.
+            if stat.S_ISREG(op.mode) and op.ino not in self.files:
                 self.files[op.ino] = Past(
                     mtime=op.time,
                     ctime=op.time,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from fsd.model.errors import FsdError, Unavailable
-from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT
+from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT, SEGMENT
 from fsd.remote.api import Remote
 
 FAST: Final = "fast"  # commits and what an fsync waits for: keep a worker and a connection free for it
@@ -50,6 +50,7 @@ class VolumeOptions:
     buffer_max: int = BUFFER_MAX
     io_timeout: float = IO_TIMEOUT
     version: str = "0.1.0"
+    segment_size: int = SEGMENT
 
 
 @dataclass(slots=True, eq=False)

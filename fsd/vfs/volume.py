@@ -48,7 +48,7 @@ class Volume(FileCalls):
     @property
     def feed_seq(self) -> int:
         """Continue the change feed behind this seq."""
-        return self.feed.seq
+        return self.core.feed_seq
 
     # jobs --------------------------------------------------------------------------------------------
     def jobs(self) -> list[Job]:
@@ -81,6 +81,9 @@ class Volume(FileCalls):
         if self.flusher.round_over(now):
             self.committer.urgent = self.core.next_op - 1
         self.committer.kick()
+        if self.core.forget:
+            self.core.forget = False
+            self.core.invalidations += self.feed.forget_everything(self.core.seq)
         self.freed()
 
     def done(self, want: Want) -> bool:
