@@ -28,14 +28,19 @@ from fsd.client.identity import HTTPS, Identity
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, NotFound, Unavailable, UsageError, from_body
-from fsd.model.limits import ERROR_BODY_MAX, MIB
+from fsd.model.limits import (
+    CALL_TIMEOUT,
+    CONNECT_TIMEOUT,
+    ERROR_BODY_MAX,
+    JSON_ANSWER_MAX,
+    RETRY_FOR,
+)
 from fsd.model.token import redact
 
 T = TypeVar("T")
 Query: TypeAlias = Mapping[str, str | bytes | int | None] | Sequence[tuple[str, str | bytes | int | None]]
 
 CHUNK: Final = 256 * 1024
-JSON_ANSWER_MAX: Final = 64 * MIB
 IDLE_MAX: Final = 16
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MAX: Final = 2.0
@@ -76,9 +81,9 @@ class HttpOptions:
     """Seconds. `timeout` is the longest silence of the server, and for the head of an answer and for one that
     is not streamed the longest time in all; `retry_for` is how long failed tries go on."""
 
-    connect_timeout: float = 10.0
-    timeout: float = 60.0
-    retry_for: float = 8.0
+    connect_timeout: float = CONNECT_TIMEOUT
+    timeout: float = CALL_TIMEOUT
+    retry_for: float = RETRY_FOR
     ca_file: str | None = None
 
 

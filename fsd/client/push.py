@@ -21,9 +21,9 @@ from fsd.client.sources import local_error, told
 from fsd.client.transfer import FATAL, CopyOptions, CopyResult, Failure, Meter, stat_or_none
 from fsd.client.upload import put_file
 from fsd.model.errors import Conflict, FsdError, NotFound
+from fsd.model.limits import COPY_PARALLEL
 from fsd.model.names import conflict_name, show
 
-PARALLEL: Final = 8
 CONFLICT_TRIES: Final = 100
 
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
@@ -133,7 +133,7 @@ class _Push:
             self._remove_tree(below)
         if here or self.base:
             self.files.mkdir(self.remote, parents=True)
-        with Workers(PARALLEL) as workers:
+        with Workers(COPY_PARALLEL) as workers:
             self.meter.stopping = workers.stopping
             for below, mode in here.items():
                 self._entry(workers, below, mode)

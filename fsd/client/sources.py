@@ -16,11 +16,10 @@ from fsd.client.http import Body
 from fsd.host.files import write_all
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, FsdError, NoSpace, NotFound, PosixError, UsageError
-from fsd.model.limits import MIB
+from fsd.model.limits import MIB, STREAM_SPOOL
 from fsd.model.names import show
 
 CHUNK: Final = MIB
-SPOOL_MAX: Final = 8 * MIB  # a stream this short is kept in memory, so that a failed upload can be repeated
 
 
 class LocalChanged(Conflict):
@@ -98,14 +97,14 @@ class LocalFile:
 
 
 class StreamBody:
-    """A pipe or device as a body of unknown length. Up to SPOOL_MAX bytes are kept and can be repeated."""
+    """A pipe or device as a body of unknown length. Up to STREAM_SPOOL bytes are kept and can be repeated."""
 
     def __init__(self, stream: BinaryIO, name: bytes = b"standard input") -> None:
         self._stream, self._name = stream, name
         head = bytearray()
         ended = False
-        while len(head) < SPOOL_MAX and not ended:
-            piece = self._read(SPOOL_MAX - len(head))
+        while len(head) < STREAM_SPOOL and not ended:
+            piece = self._read(STREAM_SPOOL - len(head))
             ended = not piece
             head += piece
         self._head = bytes(head)

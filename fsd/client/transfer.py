@@ -25,9 +25,9 @@ from fsd.model.errors import (
     Unavailable,
     UsageError,
 )
+from fsd.model.limits import COPY_PARALLEL
 from fsd.model.names import show, split_path
 
-PARALLEL: Final = 8
 CHANGED_TRIES: Final = 3  # a local file that changes while copied is begun again so often
 
 # Errors after which no other file would fare better.
@@ -48,7 +48,7 @@ class CopyOptions:
     preserve: bool = True
     owner: bool = False
     if_match: str | None = None
-    parallel: int = PARALLEL
+    parallel: int = COPY_PARALLEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,16 @@ NS_BATCH_MAX: Final = 256  # questions in one namespace request
 FEED_PAGE_MAX: Final = 1000
 FEED_WAIT_MAX: Final = 30.0
 
+# The tree by path.
+PATH_BYTES_MAX: Final = 64 * KIB
+LINK_HOPS_MAX: Final = 40
+REMOVE_CHUNK: Final = 500  # entries one step of a recursive removal takes
+FIND_SCAN_MAX: Final = 10_000  # entries one find request looks at
+COPY_BLOCKS_MAX: Final = 262_144  # 256 GiB: the block list of a copy travels in one operation
+UPLOAD_PACK: Final = 8 * MIB  # of a streamed body in memory before it is stored
+READ_SNAPSHOT_BLOCKS: Final = 16_384  # of a file's block list in memory while it is sent: 16 GiB
+READ_BLOCKS: Final = 4  # fetched at a time while a file is sent
+
 # Journals.
 JOURNAL_ENTRY_MAX: Final = 64 * KIB
 JOURNAL_BATCH_MAX: Final = 500
@@ -81,6 +91,14 @@ NS_ANSWER_MAX: Final = 256 * MIB  # what a client takes as one answer of the hot
 CONNECT_TIMEOUT: Final = 5.0
 CONTROL_TIMEOUT: Final = 30.0  # a client's small calls: session start, end, report
 FEED_SLACK: Final = 10.0  # what a feed page may take beyond its wait
+
+# Direct commands.
+JSON_ANSWER_MAX: Final = 64 * MIB
+COPY_PARALLEL: Final = 8
+STREAM_SPOOL: Final = 8 * MIB  # a stream this short is kept, so that a failed upload can be repeated
+RETRY_FOR: Final = 8.0
+CONNECT_TIMEOUT: Final = 10.0
+CALL_TIMEOUT: Final = 60.0
 
 # The client's log and buffer.
 SEGMENT: Final = 64 * MIB

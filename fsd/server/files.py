@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, InternalError, PosixError, Unavailable, UsageError
-from fsd.model.limits import FILE_MAX, LIST_PAGE_MAX, MIB
+from fsd.model.limits import FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
 from fsd.server import actions
 from fsd.server.actions import ID_MAX, TIME_MAX, change
@@ -66,7 +66,6 @@ HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes 
 CHECK_FIRST: Final = 4 * MIB  # of a body larger than this, path and conditions are checked before it is read
 NOTHING: Final = Uploaded(0, (), None)
 FOLDS_MAX: Final = 8  # times an append plans again because its last block had to be folded
-SCAN_MAX: Final = 10_000  # entries one find request looks at
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -227,13 +226,13 @@ async def find(request: Request) -> Response:
             top = resolve(tx, fs.id, path, follow=True)
             matches: list[dict[str, Any]] = []
             at, seen = after, 0
-            for at, attr in _below(tx, fs, top, after, SCAN_MAX, recursive=True):
+            for at, attr in _below(tx, fs, top, after, FIND_SCAN_MAX, recursive=True):
                 seen += 1
                 if passes(at, attr):
                     matches.append(stat_object(_join(top.path, at), attr, seq, xattrs=False))
                     if len(matches) == limit:
                         break
-            done = seen < SCAN_MAX and len(matches) < limit
+            done = seen < FIND_SCAN_MAX and len(matches) < limit
             return {"matches": matches, "next_after": None if done else cursor_of(at), "fs_seq": seq}
 
         return ctx.service.db.read(read)

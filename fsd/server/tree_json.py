@@ -13,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 
 from fsd.model.attrs import Attr
-from fsd.model.errors import UsageError
+from fsd.model.errors import TooLarge, UsageError
+from fsd.model.limits import PATH_BYTES_MAX
 from fsd.model.names import split_path
 from fsd.model.times import rfc3339
 
@@ -111,12 +112,18 @@ def path_of(request: Request) -> list[bytes]:
     """The components of the path at the end of the route, any bytes."""
     raw: bytes = request.scope["raw_path"]
     parts = raw.split(b"/", _PATH_AT)
-    return split_path(b"/" + unquote_to_bytes(parts[_PATH_AT] if len(parts) > _PATH_AT else b""))
+    return _split(b"/" + unquote_to_bytes(parts[_PATH_AT] if len(parts) > _PATH_AT else b""))
+
+
+def _split(path: bytes) -> list[bytes]:
+    if len(path) > PATH_BYTES_MAX:
+        raise TooLarge(f"a path of {len(path)} bytes, at most {PATH_BYTES_MAX}")
+    return split_path(path)
 
 
 def field_path(body: Mapping[str, Any], name: str) -> list[bytes]:
     """A path in a JSON body."""
-    return split_path(field_bytes(body, name))
+    return _split(field_bytes(body, name))
 
 
 def field_bytes(body: Mapping[str, Any], name: str) -> bytes:

@@ -21,15 +21,13 @@ from fsd.model import ops
 from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.blocks import Parts, encode
 from fsd.model.errors import Conflict, PosixError, TooLarge, UsageError
-from fsd.model.limits import SYMLINK_MAX
+from fsd.model.limits import COMMIT_OPS_MAX, COPY_BLOCKS_MAX, REMOVE_CHUNK, SYMLINK_MAX
 from fsd.model.names import show
 from fsd.service.access import FsRef
 from fsd.service.packs import Prepared
 from fsd.service.tree import Place, block_parts, no_such, post_order, resolve, seq_of
 from fsd.service.upload import Folded, Uploaded
 
-REMOVE_CHUNK: Final = 500
-COPY_BLOCKS_MAX: Final = 262_144  # 256 GiB: the block list of a copy travels in one operation
 DIR_MODE: Final = 0o755
 FILE_MODE: Final = 0o644
 
@@ -89,6 +87,8 @@ class Paths:
 
     def execute(self, tx: Tx, fs: FsRef, plan: Plan) -> Done:
         """Apply `plan`, made in the same transaction, as one commit. A plan without operations is none."""
+        if len(plan.ops) > COMMIT_OPS_MAX:
+            raise TooLarge(f"{len(plan.ops)} changes in one command, at most {COMMIT_OPS_MAX}")
         seq, moved = seq_of(tx, fs.id), False
         if plan.ops:
             seq, moved = self._apply(tx, fs, plan.ops, plan.prepared)

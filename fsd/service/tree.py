@@ -17,10 +17,10 @@ from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.blocks import Parts
 from fsd.model.blocks import decode as decode_parts
 from fsd.model.errors import NotFound, PosixError
+from fsd.model.limits import LINK_HOPS_MAX
 from fsd.model.names import check_name, show
 from fsd.service import namespace
 
-HOPS_MAX: Final = 40
 _PAGE: Final = 256  # entries of a directory fetched at a time while walking
 
 
@@ -95,8 +95,8 @@ def resolve(
             return Place(b"/".join((path, *missing[1:])), here, name, None, missing)
         if stat.S_ISLNK(found.mode) and (todo or follow):
             hops += 1
-            if hops > HOPS_MAX:
-                raise PosixError(errno.ELOOP, f"more than {HOPS_MAX} symlinks at {show(name)}")
+            if hops > LINK_HOPS_MAX:
+                raise PosixError(errno.ELOOP, f"more than {LINK_HOPS_MAX} symlinks at {show(name)}")
             todo += reversed(_target(stack, name, found))
             continue
         stack.append((name, found))

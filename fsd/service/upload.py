@@ -2,7 +2,7 @@
 
 `Uploading` holds at most one pack (8 MiB) and one block. What it stored and nobody named is swept after the
 grace period. `Reading` reads the state of the moment it was opened: the block list is taken then and blobs
-are immutable; a file of more than SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed in between
+are immutable; a file of more than READ_SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed in between
 ends with `Conflict` rather than mixing states.
 """
 
@@ -17,15 +17,19 @@ from fsd.model import blocks
 from fsd.model.attrs import Attr
 from fsd.model.blocks import Part, Parts
 from fsd.model.errors import Conflict, IntegrityError, TooLarge
-from fsd.model.limits import BLOCK, FILE_MAX, MIB, PATCHES_MAX
+from fsd.model.limits import (
+    BLOCK,
+    FILE_MAX,
+    PATCHES_MAX,
+    READ_BLOCKS,
+    READ_SNAPSHOT_BLOCKS,
+    UPLOAD_PACK,
+)
 from fsd.service.access import FsRef
 from fsd.service.packs import Packs, Prepared
 from fsd.service.tree import block_parts, inode
 from fsd.wire.frame import Blob, make_blob, open_blob
 
-PACK_BYTES: Final = 8 * MIB
-SNAPSHOT_BLOCKS: Final = 16_384  # of a file's block list in memory: 16 GiB
-READ_BLOCKS: Final = 4  # fetched at a time
 _ZEROS: Final = bytes(BLOCK)
 
 
@@ -132,7 +136,7 @@ class Uploading:
         self._named.add(blob.hash)
         self._waiting.append(blob)
         self._bytes += len(blob.stored)
-        if self._bytes >= PACK_BYTES:
+        if self._bytes >= UPLOAD_PACK:
             self._packs.store(self._fs.id, self._fs.name, self._waiting)
             self._waiting, self._bytes = [], 0
 
@@ -192,14 +196,14 @@ class Reading:
         self._db, self._packs, self._fs, self._attr = db, packs, fs, attr
         self._at, self._end = span
         self._blocks = first
-        self._known = self._at // BLOCK + SNAPSHOT_BLOCKS  # blocks below are in `_blocks`
+        self._known = self._at // BLOCK + READ_SNAPSHOT_BLOCKS  # blocks below are in `_blocks`
 
     @classmethod
     def open(
         cls, tx: Tx, db: Database, packs: Packs, fs: FsRef, attr: Attr, offset: int, end: int
     ) -> Reading:
         """In the transaction that found `attr`; `end` at most the file's size."""
-        first = block_parts(tx, fs.id, attr, offset // BLOCK, SNAPSHOT_BLOCKS)
+        first = block_parts(tx, fs.id, attr, offset // BLOCK, READ_SNAPSHOT_BLOCKS)
         return cls(db, packs, fs, attr, first, (offset, end))
 
     def next_piece(self) -> bytes:
@@ -227,7 +231,7 @@ class Reading:
             now = inode(tx, self._fs.id, self._attr.ino)
             if now is None or now.cseq != self._attr.cseq:
                 raise Conflict("the file changed while it was read")
-            return block_parts(tx, self._fs.id, now, first, SNAPSHOT_BLOCKS)
+            return block_parts(tx, self._fs.id, now, first, READ_SNAPSHOT_BLOCKS)
 
         self._blocks = self._db.read(read)
-        self._known = first + SNAPSHOT_BLOCKS
+        self._known = first + READ_SNAPSHOT_BLOCKS

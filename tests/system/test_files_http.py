@@ -441,6 +441,11 @@ def test_a_wrong_size_or_condition_in_a_raw_request(shared_fs: TestFs) -> None:
     assert shared_fs.ask("PUT", "/files/f", b"", headers={"If-None-Match": "*"}).status == 200
     assert shared_fs.ask("PUT", "/files/f", b"", headers={"If-None-Match": "*"}).status == 409
     assert shared_fs.ask("PUT", "/files/f", b"", headers={"If-Match": "x"}).status == 400
+    long = "/x" * 40_000
+    assert shared_fs.ask("POST", "/actions", {"action": "mkdir", "path": long}).status == 413
+    deep = {"action": "mkdir", "path": "/x" * 5000, "parents": True}
+    assert shared_fs.ask("POST", "/actions", deep).code == "too_large"
+    assert shared_fs.ask("GET", "/stat/x").status == 404
     assert shared_fs.ask("POST", "/actions", {"action": "explode"}).status == 400
     assert shared_fs.ask("POST", "/actions", {"action": "mkdir", "path": "/d", "mod": "7"}).status == 400
     assert shared_fs.ask("GET", f"/stat/{quote('nicht/da')}").code == "not_found"

@@ -14,11 +14,11 @@ from support.server import Server, TestFs
 from fsd.client.files import Files, PutOptions
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, admin_identity, data_identity
-from fsd.client.sources import SPOOL_MAX
 from fsd.client.transfer import CopyOptions
 from fsd.client.upload import upload_stream
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, Unavailable
+from fsd.model.limits import STREAM_SPOOL
 
 MIB = 1024 * 1024
 
@@ -67,7 +67,7 @@ def test_a_token_names_the_https_endpoint(secure: tuple[TestFs, str]) -> None:
 
 def test_large_bodies_go_both_ways(secure: tuple[TestFs, str], certificate: tuple[Path, Path]) -> None:
     files = connect(secure, ca_file=str(certificate[0]))
-    data = os.urandom(SPOOL_MAX + 5 * MIB)
+    data = os.urandom(STREAM_SPOOL + 5 * MIB)
     files.write(b"/f", BytesBody(data))
     assert b"".join(files.read(b"/f")) == data
     assert upload_stream(files, io.BytesIO(data), b"/g", CopyOptions()).bytes == len(data)

@@ -17,11 +17,11 @@ from fsd.client.download import download
 from fsd.client.files import Files, raw_path
 from fsd.client.http import Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
-from fsd.client.sources import SPOOL_MAX
 from fsd.client.transfer import CopyOptions, Progress, copy_remote, download_stream
 from fsd.client.upload import upload, upload_stream
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, FsdError, NotAuthenticated, NotFound, Unavailable, UsageError
+from fsd.model.limits import STREAM_SPOOL
 
 MIB = 1024 * 1024
 TREE = CopyOptions(recursive=True)
@@ -161,7 +161,7 @@ def test_where_a_copy_goes(files: Files, here: bytes) -> None:
 
 
 def test_streams_in_and_out(files: Files) -> None:
-    small, large = b"plan\n" * 5, os.urandom(SPOOL_MAX + 3 * MIB + 1)
+    small, large = b"plan\n" * 5, os.urandom(STREAM_SPOOL + 3 * MIB + 1)
     for data, where in ((small, b"/small"), (large, b"/large"), (b"", b"/empty")):
         done = upload_stream(files, io.BytesIO(data), where, ONE)
         assert done.bytes == len(data)
@@ -285,14 +285,14 @@ def test_a_large_stream_that_breaks_changes_nothing(
     cut = connect(shared_fs, proxy.url)
     proxy.next(CUT_REQUEST, on("files"))
     with pytest.raises(Unavailable):
-        upload_stream(cut, io.BytesIO(bytes(SPOOL_MAX) + b"x"), b"/f", ONE)
+        upload_stream(cut, io.BytesIO(bytes(STREAM_SPOOL) + b"x"), b"/f", ONE)
     assert proxy.count("files") == 1, "a stream that cannot be read again is not sent again"
     assert b"".join(files.read(b"/f")) == b"before"
 
 
 def test_a_source_that_fails_changes_nothing(files: Files) -> None:
     class Breaking(io.RawIOBase):
-        left = SPOOL_MAX + 2 * MIB
+        left = STREAM_SPOOL + 2 * MIB
 
         def read(self, size: int = -1) -> bytes:
             if self.left <= 0:
