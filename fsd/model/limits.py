@@ -97,7 +97,6 @@ JSON_ANSWER_MAX: Final = 64 * MIB
 COPY_PARALLEL: Final = 8
 STREAM_SPOOL: Final = 8 * MIB  # a stream this short is kept, so that a failed upload can be repeated
 RETRY_FOR: Final = 8.0
-CONNECT_TIMEOUT: Final = 10.0
 CALL_TIMEOUT: Final = 60.0
 
 # The client's log and buffer.
