@@ -54,7 +54,7 @@ def make_fs(tx: Tx) -> int:
 
 def upload(number: int) -> list[Blob]:
     """The blobs of upload `number`: even ones are inline packs, odd ones objects."""
-    size = 3000 if number % 2 == 0 else 90_000
+    size = 20_000 if number % 2 == 0 else 90_000
     return [make_blob(noise(f"{number}.{part}", size)) for part in range(3)]
 
 

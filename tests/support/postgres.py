@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.processes import die_with_parent, free_ports, open_to_others, stop, tail
+from support.processes import die_with_parent, free_ports, server_directory, stop, tail
 from support.wait import wait_for
 
 
@@ -29,7 +28,7 @@ class PostgresServer:
         assert found, "PostgreSQL is not installed: run scripts/setup-test as root"
         self._bin = Path(found[-1]).parent
         self._user: dict[str, Any] = {}
-        self._root = Path(tempfile.mkdtemp(prefix=f"fsd-test-pg.{os.getpid()}.", dir=open_to_others()))
+        self._root = server_directory("pg", open_to_others=True)
         if os.geteuid() == 0:
             account = pwd.getpwnam("postgres")
             self._user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
@@ -58,6 +57,7 @@ class PostgresServer:
             "unix_socket_directories": str(self._root),
             "max_connections": "100",
             "shared_buffers": "32MB",
+            "dynamic_shared_memory_type": "mmap",  # in its directory, where nothing of it can be left behind
         }
         command = [str(self._bin / "postgres"), "-D", str(self._data)]
         for name, value in settings.items():

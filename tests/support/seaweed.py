@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from fsd.blobs.s3 import S3Options
 
-from support.processes import die_with_parent, free_ports, stop, tail
+from support.processes import die_with_parent, free_ports, server_directory, stop, tail
 from support.wait import wait_for
 
 
@@ -31,7 +30,7 @@ class SeaweedServer:
         found = Path(sys.executable).parent / "weed"
         assert found.exists(), "SeaweedFS is not installed: run scripts/setup"
         self._weed = found
-        self._root = Path(tempfile.mkdtemp(prefix="fsd-test-s3."))
+        self._root = server_directory("s3")
         self._log = self._root / "log"
         self.access_key = secrets.token_hex(8)
         self.secret_key = secrets.token_hex(16)
