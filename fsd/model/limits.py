@@ -83,6 +83,9 @@ JSON_BODY_MAX: Final = 8 * MIB
 HEAD_MAX: Final = 64 * KIB  # of a request: its line and headers
 HEAD_TIMEOUT: Final = 20.0  # for all of a head
 REQUESTS_MAX: Final = 1024  # served at the same time, waiting long polls apart; more are told to come again
+UPLOADS_MAX: Final = (
+    32  # files over 1 MiB received at the same time, some 17 MiB of memory each; more wait unread
+)
 LARGE_BODIES_MAX: Final = 32  # bodies over 256 KiB held in memory at the same time; more wait unread
 POLLS_MAX: Final = 10_000  # waiting long polls
 ERROR_BODY_MAX: Final = 64 * KIB  # what a client reads of an answer that is no answer

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from fsd.host.seam import Host
 from fsd.model.errors import NotAuthenticated, TooLarge, Unavailable, UsageError
-from fsd.model.limits import JSON_BODY_MAX, KIB, LARGE_BODIES_MAX, LIST_PAGE_MAX
+from fsd.model.limits import JSON_BODY_MAX, KIB, LARGE_BODIES_MAX, LIST_PAGE_MAX, UPLOADS_MAX
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
 from fsd.service.access import FsRef, Grant
@@ -54,6 +54,7 @@ class Context:
     metrics: Metrics = field(default_factory=Metrics)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "request"))
     loop: asyncio.AbstractEventLoop | None = None
+    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_MAX))
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_MAX))
     polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
 

@@ -278,12 +278,22 @@ async def put_file(request: Request) -> Response:
     fs, who = await ctx.who(request)
     if declared is None or declared > CHECK_FIRST:
         await ctx.run(lambda: _check_first(ctx, request, fs, who, put))
+    if declared is not None and declared <= HAND_OVER:
+        return await _store(ctx, request, fs, who, put, size)
+    async with ctx.uploads:
+        return await _store(ctx, request, fs, who, put, size)
+
+
+async def _store(
+    ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put, size: int | None
+) -> Response:
+    """Receive the body and name it. `size` is what the caller said it has."""
     uploading = Uploading(ctx.service.packs, fs)
     received = await _receive(ctx, request, uploading)
-    if size is not None and received != size:
-        raise UsageError(f"the body has {received} bytes, the request says {size}")
-    if declared is not None and received != declared:
-        raise UsageError(f"the body has {received} bytes, Content-Length says {declared}")
+    declared = declared_length(request, FILE_MAX)
+    for said in (size, declared):
+        if said is not None and received != said:
+            raise UsageError(f"the body has {received} bytes, the request says {said}")
     return send(await ctx.run(lambda: _finish_put(ctx, request, fs, who, put, uploading)))
 
 

@@ -2,8 +2,8 @@
 
 `Uploading` holds at most one pack (8 MiB) and one block. What it stored and nobody named is swept after the
 grace period. `Reading` reads the state of the moment it was opened: the block list is taken then and blobs
-are immutable; a file of more than READ_SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed meanwhile
-ends with `Conflict` rather than mixing states.
+are immutable; a file of more than READ_SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed
+meanwhile ends with `Conflict` rather than mixing states.
 """
 
 from __future__ import annotations
