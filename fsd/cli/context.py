@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import BinaryIO, TextIO
 
 from fsd.cli.env import Environment, Redactor, make_claim, redactor
+from fsd.cli.output import Document, Raw, Result
 from fsd.cli.table import Command, Table, Words
 from fsd.client.identity import Claim, Identity, admin_identity, data_identity
 from fsd.host.seam import Host
@@ -140,3 +142,12 @@ def remote_path(text: str) -> bytes:
     if not raw.startswith(b"/"):
         raise UsageError(f"a remote path is absolute: {text!r}", hint=f"write /{text.lstrip('/')}")
     return raw
+
+
+def call(handler: str, context: Context) -> Result:
+    """Import and run `module:function`."""
+    module, _, name = handler.partition(":")
+    function = getattr(importlib.import_module(f"fsd.cli.{module}"), name)
+    result = function(context, context.args)
+    assert isinstance(result, (Document, Raw))
+    return result

@@ -119,6 +119,8 @@ def _check_flags(args: SimpleNamespace, source: End, destination: End) -> None:
     """Flags that belong to one direction only are refused in the others rather than ignored."""
     uploads = destination.place == REMOTE and source.place != REMOTE
     streams = STREAM in (source.place, destination.place)
+    if args.query is not None and destination.place == STREAM:
+        raise UsageError("--query: a copy to stdout gives bytes (output.query_not_supported)")
     if args.overwrite and args.no_overwrite:
         raise UsageError("--overwrite and --no-overwrite exclude each other")
     if args.append and not uploads:

@@ -25,7 +25,7 @@ KIND_LETTERS: Final = {
 
 
 def files(context: Context) -> Files:
-    return Files(Http(context.data(), context.host))
+    return Files(Http(context.data(), context.host), dry_run=bool(context.args.dry_run))
 
 
 def shown_name(stat: dict[str, Any], field: str = "name") -> str:

@@ -1,14 +1,16 @@
 """`--dry-run`: what a command would send, checked as far as that needs no change.
 
-The plan is the row's; the checks are done for real: arguments, identity, and whether the server accepts it.
+The plan is the row's; the checks are done for real: arguments, identity, and for file actions and mounts
+whether it would work.
 """
 
 from __future__ import annotations
 
 import string
+from pathlib import Path
 from typing import Any
 
-from fsd.cli.context import Context
+from fsd.cli.context import Context, call
 from fsd.cli.output import Document
 from fsd.model.errors import FsdError
 
@@ -37,6 +39,8 @@ def envelope(context: Context) -> Document:
     except FsdError as exc:
         error = exc
         checks.append({"name": "identity", "status": "failed", "message": context.redact(exc.message)})
+    if error is None:
+        error = _ask(context, checks)
     method, path, description = row.plan
     formatter = string.Formatter()
     return Document(
@@ -57,6 +61,27 @@ def envelope(context: Context) -> Document:
         },
         error=error,
     )
+
+
+def _ask(context: Context, checks: list[dict[str, str]]) -> FsdError | None:
+    """What can be found out without changing anything: the server tries a file action and takes it back, a
+    mount point is looked at."""
+    row = context.command
+    try:
+        if row.handler.startswith("do_files:") and row.plan[0] == "POST":
+            context.args.yes = True
+            call(row.handler, context)
+            checks.append({"name": "server", "status": "ok", "message": "the server would do it"})
+        elif row.name == "mount":
+            from fsd.kernel.mountpoint import check_place, require_fuse, resolve
+
+            require_fuse()
+            check_place(resolve(Path(context.args.mount_path)), {})
+            checks.append({"name": "mount", "status": "ok", "message": "it can be mounted there"})
+    except FsdError as exc:
+        checks.append({"name": row.name, "status": "failed", "message": context.redact(exc.message)})
+        return exc
+    return None
 
 
 def _identify(context: Context) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import IO, Any
 
 from fsd import __version__
 from fsd.cli import helptext, parse, table
-from fsd.cli.context import Context, Streams
+from fsd.cli.context import Context, Streams, call
 from fsd.cli.env import Environment, redactor
 from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render
 from fsd.cli.table import Table
@@ -82,12 +81,14 @@ def _output_error(exc: OSError) -> FsdError:
 def run(argv: list[str], env: Environment, streams: Streams) -> int:
     """One command line, from words to exit code."""
     rows = table.load()
+    given = list(argv)
+    argv, lead = _without_lead(argv)
     early = _help_or_version(rows, argv, streams)
     if early is not None:
         return early
     long = bool(argv) and _is_long(rows, argv)
     context: Context | None = None
-    format = _guess_format(argv, long, streams)
+    format = _guess_format(given, long, streams)
     try:
         found = rows.find(argv)
         if found is None:
@@ -97,7 +98,7 @@ def run(argv: list[str], env: Environment, streams: Streams) -> int:
             rest = ["--help"]
         if command.refuse and not {"--help", "-h"} & set(rest):
             raise Unsupported(f"fsd {' '.join(words)} is refused: {command.refuse}")
-        args = parse.parse(command, long, words, rest)
+        args = parse.parse(command, long, words, lead + rest)
         if args.help:
             return _write(streams, helptext.command(command, long, words))
         if args.version:
@@ -121,6 +122,18 @@ def run(argv: list[str], env: Environment, streams: Streams) -> int:
         error = InternalError(f"{type(exc).__name__}: {exc}", hint="run again with --debug and report it")
         error.__cause__ = exc
         return _fail(error, context, format, streams)
+
+
+def _without_lead(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The command line without the common flags before the command, and those: they mean the same there."""
+    common = {name: f for f in table.COMMON for name in f.names if f.dest not in ("help", "version")}
+    at = 0
+    while at < len(argv):
+        name, equals, _ = argv[at].partition("=")
+        if name not in common:
+            break
+        at += 1 if equals or common[name].convert is None else 2
+    return argv[at:], argv[:at]
 
 
 def _is_long(rows: Table, argv: list[str]) -> bool:
@@ -178,15 +191,6 @@ def _unknown(rows: Table, argv: list[str]) -> UsageError:
     near = difflib.get_close_matches(typed, known, 1)
     hint = f"did you mean `fsd {near[0]}`?" if near else "see `fsd --help`"
     return UsageError(f"unknown command: fsd {typed}", hint=hint)
-
-
-def call(handler: str, context: Context) -> Result:
-    """Import and run `module:function`."""
-    module, _, name = handler.partition(":")
-    function = getattr(importlib.import_module(f"fsd.cli.{module}"), name)
-    result = function(context, context.args)
-    assert isinstance(result, (Document, Raw))
-    return result
 
 
 def _check_query(context: Context) -> None:

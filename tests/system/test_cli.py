@@ -285,6 +285,7 @@ def test_copies_do_not_guess(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa
     assert "absolute" in fsd(shared_fs, "cp", str(local), ":relative", code=2).err
     assert "exactly one" in fsd(shared_fs, "fs", "copy-file", "--from-local", str(local), code=2).err
     assert fsd(shared_fs, "cp", str(local), code=2)
+    assert "query_not_supported" in fsd(shared_fs, "cp", ":/x", "-", "--query", "a", code=2).err
     assert fsd(shared_fs, "cp", "--append", ":/x", str(local), code=2)
     assert fsd(shared_fs, "cp", "/nonexistent-here", ":/x", code=5)
     assert "-r" in fsd(shared_fs, "cp", str(tmp_path), ":/x", code=2).err
@@ -546,3 +547,30 @@ def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:  # n
     assert found.code == 1
     assert found.json["ok"] is False
     assert "nlink" in found.err or "link" in found.err
+
+
+def test_a_dry_run_finds_out_and_changes_nothing(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+    fsd(shared_fs, "cp", "-", ":/d/a", stdin=b"x")
+    before = fsd(shared_fs, "stat", "/d/a").json
+    for argv in (
+        *(
+            ("rm", "/d/a"),
+            ("rm", "-r", "/d"),
+            ("mv", "/d/a", "/b"),
+            ("mkdir", "/new"),
+            ("chmod", "600", "/d/a"),
+        ),
+        *(("ln", "/d/a", "/c"), ("ln", "-s", "a", "/s"), ("cp", "-", ":/d/a"), ("cp", "-r", ":/d", ":/e")),
+        *(("journal", "create", "j"), ("run", "true"), ("mount", str(tmp_path))),
+    ):
+        words = 2 if argv[0] == "journal" else 1
+        told = process(*argv[:words], "--dry-run", *argv[words:], env=shared_fs.env).json
+        assert told["dry_run"], argv
+        assert told["checks"][0]["status"] == "ok"
+    assert fsd(shared_fs, "stat", "/d/a").json == before
+    assert fsd(shared_fs, "ls", "/", "--query", "entries[].name").json == ["d"]
+    missing = process("rm", "/absent", "--dry-run", env=shared_fs.env)
+    assert missing.code == 5
+    assert missing.json["checks"][-1]["status"] == "failed"
+    taken = process("mkdir", "/d", "--dry-run", env=shared_fs.env)
+    assert taken.code == 1

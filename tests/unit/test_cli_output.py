@@ -194,18 +194,20 @@ def test_control_characters_cannot_drive_the_terminal() -> None:
     assert "\\x1b[2J" in text
 
 
-def test_dry_run_tells_the_request_and_asks_nobody() -> None:
-    found = inside("fs", "delete-file", "--path", "/tasks/x", "--recursive", "--dry-run", env=ENV)
+def test_dry_run_tells_the_request() -> None:
+    found = inside(
+        "fs-journal", "create-journal", "--journal-id", "j", "--label", "a=b", "--dry-run", env=ENV
+    )
     assert found.code == 0
     told = found.json
     assert told["dry_run"] is True
-    assert told["command"] == "fsd fs delete-file"
-    assert told["operation"] == "delete-file"
+    assert told["command"] == "fsd fs-journal create-journal"
+    assert told["operation"] == "create-journal"
     assert told["would_send_request"] is True
     assert told["request"]["method"] == "POST"
-    assert told["request"]["path"] == f"/v1/file-systems/{FILE_SYSTEM}/actions"
-    assert told["request"]["description"] == "remove /tasks/x"
-    assert told["request"]["body"] == {"path": "/tasks/x", "recursive": True}
+    assert told["request"]["path"] == f"/v1/file-systems/{FILE_SYSTEM}/journals"
+    assert told["request"]["description"] == "make the journal j"
+    assert told["request"]["body"] == {"journal_id": "j", "label": [["a", "b"]]}
     assert [c["status"] for c in told["checks"]] == ["ok", "ok"]
 
 

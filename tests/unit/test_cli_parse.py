@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from support.cli import inside
+from support.cli import TOKEN, inside
 
 from fsd.cli import parse, table, values
 from fsd.model.errors import Unsupported, UsageError
@@ -167,3 +167,14 @@ def test_an_unknown_command_names_the_nearest() -> None:
     assert found.code == 2
     assert "did you mean `fsd mount`?" in found.err
     assert inside("fs", "read-fil", "--path", "/x").error["hint"] == "did you mean `fsd fs read-file`?"
+
+
+def test_common_flags_may_stand_before_the_command() -> None:
+    env = {"FSD_TOKEN": TOKEN}
+    before = inside("--output", "text", "--region=local", "journal", "create", "j", "--dry-run", env=env)
+    behind = inside("journal", "create", "j", "--dry-run", "--output", "text", "--region", "local", env=env)
+    assert before.code == behind.code == 0
+    assert before.text == behind.text
+    assert before.text.startswith("dry_run\ttrue\n")
+    assert inside("--output", "xml", "ls").code == 2
+    assert inside("--nonsense", "ls").code == 2
