@@ -14,8 +14,15 @@ from fsd.cli.output import Document, Raw, Result
 from fsd.cli.table import Command, Table, Words
 from fsd.client.identity import Claim, Identity, admin_identity, data_identity
 from fsd.host.seam import Host
-from fsd.model.errors import UsageError
+from fsd.model.errors import FsdError, UsageError
 from fsd.model.token import parse
+
+
+class Interrupted(FsdError):
+    """Ctrl-C. The first stops in order; a second one, while that goes on, ends at once."""
+
+    code = "interrupted"
+    exit_code = 130
 
 
 @dataclass(slots=True)

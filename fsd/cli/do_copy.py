@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from fsd.cli.context import Context, path_bytes, remote_path
+from fsd.cli.context import Context, Interrupted, path_bytes, remote_path
 from fsd.cli.do_files import files
 from fsd.cli.output import Document, Raw, Result
 from fsd.client import transfer
@@ -104,7 +104,11 @@ def copy(context: Context, args: SimpleNamespace) -> Result:
     )
     labels = _labels(args)
     goal = _goal(api, source, destination) if labels or args.mode is not None else b""
-    result = _move(context, api, source, destination, options)
+    try:
+        result = _move(context, api, source, destination, options)
+    except KeyboardInterrupt as exc:
+        kept = "what was copied so far stays; copy again with --resume" if args.recursive else ""
+        raise Interrupted("interrupted", hint=kept or "nothing was changed at the target") from exc
     if result is None:
         return Raw()
     # Mode and tags follow the content: where they fail that is told, and the content stays.

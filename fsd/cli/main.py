@@ -12,20 +12,11 @@ from typing import IO, Any
 
 from fsd import __version__
 from fsd.cli import helptext, parse, table
-from fsd.cli.context import Context, Streams, call
+from fsd.cli.context import Context, Interrupted, Streams, call
 from fsd.cli.env import Environment, redactor
 from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render
 from fsd.cli.table import Table
 from fsd.model.errors import FsdError, InternalError, Unsupported, UsageError
-
-INTERRUPTED = 130
-
-
-class Interrupted(FsdError):
-    """Ctrl-C."""
-
-    code = "interrupted"
-    exit_code = INTERRUPTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
