@@ -442,18 +442,13 @@ class Committer:
         if here is not None and here.is_dir:
             here.complete = False  # it has whatever the other put into it
             here.names_stale.update(here.entries)
-        already = core.wire.known(outcome.ino)
-        if already is not None and already != op.ino and already in core.nodes.by_ino:
-            # Both are in memory: two directories became one. The one programs may hold stays usable under
-            # its number until it is looked up again.
-            if here is not None:
-                core.wire.put(op.ino, outcome.ino)
-                core.record_state()
-                core.invalidate(already)
-                self.drop_node(already)
-            return False
+        twin = core.wire.known(outcome.ino)
         core.wire.put(op.ino, outcome.ino)
         core.record_state()
+        if twin is not None and twin != op.ino and twin in core.nodes.by_ino:
+            # The one inode was in memory under both numbers: the one programs may hold open stays.
+            core.invalidate(twin)
+            self.drop_node(twin)
         self.stale_names_of(op.ino)
         return isinstance(op, Content) and outcome.errno == errno.EEXIST
 

@@ -58,7 +58,7 @@ class Feed:
                 found.extend(Invalidation(node.ino, name) for name in node.entries)
                 node.names_stale.update(node.entries)
                 # A directory made here and not yet committed is known whole.
-                node.complete = node.complete and node.born == 0
+                node.complete = node.complete and node.born == 0 and node.ino != core.root_ino
         if core.asking:
             inos = tuple(core.nodes.by_ino)
             names = tuple((n.ino, name) for n in core.nodes.by_ino.values() for name in n.entries)

@@ -13,7 +13,7 @@ from fsd.model.limits import BLOCK, FILE_MAX
 from fsd.vfs.calls import Handle
 from fsd.vfs.content import Content, Flight
 from fsd.vfs.loads import READ_AHEAD
-from fsd.vfs.log import TRUNC, WRITE
+from fsd.vfs.log import DROP, TRUNC, WRITE
 from fsd.vfs.names import NameCalls
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
@@ -68,9 +68,20 @@ class FileCalls(NameCalls):
             del self.core.orphans[node.ino]
             if content is not None:
                 content.window = False
+                self.say_dropped(node, content)
             self.core.trim()
         node.settle()
         self.core.forget_if_unused(node)
+
+    def say_dropped(self, node: Inode, content: Content) -> None:
+        """A DROP behind the last change of a file without a name: the one before its changes may be freed
+        while they are still in the log, and a recovery would bring the file back."""
+        if content.first is None:
+            return
+        try:
+            self.core.record(DROP, node.ino, 0, [])
+        except NoSpace as exc:
+            self.core.disk_full(exc)  # nothing acknowledged depends on it
 
     # reading -----------------------------------------------------------------------------------------
     def read(self, fh: int, offset: int, size: int) -> bytes:

@@ -16,7 +16,7 @@ from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FI
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
-from fsd.vfs.log import BASE, CONTENT, RESERVED
+from fsd.vfs.log import BASE, CONTENT, DROP, RESERVED
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
 from fsd.vfs.records import Base, Flown, Reserved, packb
@@ -53,7 +53,10 @@ class Flusher:
         content = node.file()
         if content.first is None:
             content.first = self.core.log.tail
-            if node.born:
+            if node.gone:
+                # The record that said so may be freed by now; without one a recovery would bring it back.
+                content.first = self.core.record(DROP, node.ino, 0, [])
+            elif node.born:
                 self.log_base(node, content)
         if not content.unclean and not node.gone:
             self.core.dirty[node.ino] = None

@@ -1,0 +1,132 @@
+"""What a person decides about refused changes (`refused/`, see `refused.py`): look, take out, drop.
+
+The caller holds the state directory's lock (`open.prepare`). An entry counts while its file `entry` exists,
+so dropping removes that first. Raises `IntegrityError` for an entry that cannot be read; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+
+from fsd.host.files import fsync_dir
+from fsd.host.seam import Host
+from fsd.model.errors import Conflict, FsdError, IntegrityError
+from fsd.model.limits import MIB
+from fsd.model.names import show
+from fsd.model.ops import CONTENT, CREATE, Op, decode_one
+from fsd.vfs.refused import DIRECTORY
+
+ENTRY = "entry"
+DATA = "data"
+
+
+class Kept(NamedTuple):
+    """One refused operation. `path` is absolute below the mount's root; `data` the whole content it was to
+    give the file, None when that was empty or it was about something else."""
+
+    place: Path
+    op: Op
+    errno: int
+    reason: str
+    path: bytes
+    mode: int
+    uid: int
+    gid: int
+    data: Path | None
+
+    @property
+    def kind(self) -> str:
+        return type(self.op).__name__.lower()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.place.name,
+            "operation": self.kind,
+            "path": show(self.path),
+            "errno": self.errno,
+            "reason": self.reason,
+            "bytes": self.data.stat().st_size if self.data is not None else 0,
+        }
+
+
+def kept(state_dir: Path) -> list[Kept]:
+    """Every refused operation that waits for a decision, in the order they were made."""
+    root = state_dir / DIRECTORY
+    if not root.is_dir():
+        return []
+    found = [_read(place) for place in root.iterdir() if (place / ENTRY).exists()]
+    return sorted(found, key=lambda k: tuple(map(int, k.place.name.split("-"))))
+
+
+def _read(place: Path) -> Kept:
+    try:
+        raw = msgpack.unpackb((place / ENTRY).read_bytes(), raw=False, use_list=False)
+        data = place / DATA
+        is_content = raw["op"][1] == CONTENT
+        return Kept(
+            place=place,
+            op=decode_one(raw["op"]),
+            errno=int(raw["errno"]),
+            reason=str(raw["reason"]),
+            path=bytes(raw["path"]),
+            mode=int(raw["mode"]),
+            uid=int(raw["uid"]),
+            gid=int(raw["gid"]),
+            data=data if is_content and data.exists() else None,
+        )
+    except (ValueError, KeyError, TypeError, FsdError, msgpack.exceptions.UnpackException) as exc:
+        raise IntegrityError(
+            f"the refused change in {place} cannot be read", hint="look at its data"
+        ) from exc
+
+
+def discard(one: Kept, host: Host) -> None:
+    """Drop it for good, durably."""
+    host.crash_point("refused.discard")
+    (one.place / ENTRY).unlink()
+    fsync_dir(one.place)
+    host.crash_point("refused.discarded")
+    shutil.rmtree(one.place)
+
+
+def export(found: list[Kept], target: Path) -> list[str]:
+    """Write the content of refused changes below `target` under their paths; the files made. What is there
+    already is never replaced: `Conflict`. Durable on return. The entries stay."""
+    made = []
+    for one in found:
+        if one.op.kind == CREATE and stat.S_ISDIR(one.mode):
+            _inside(target, one.path).mkdir(parents=True, exist_ok=True)
+        if one.op.kind != CONTENT:
+            continue
+        # A name may have been refused more than once; the number tells them apart.
+        place = _inside(target, one.path)
+        if os.path.lexists(place):
+            place = place.with_name(f"{place.name}.refused-{one.place.name}")
+        if os.path.lexists(place):
+            raise Conflict(f"{place} exists", hint="export into an empty directory")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _copy(one, place)
+        made.append(str(place))
+    return made
+
+
+def _inside(target: Path, path: bytes) -> Path:
+    parts = [part for part in path.split(b"/") if part not in (b"", b".", b"..")]
+    return target.joinpath(*map(os.fsdecode, parts or [b"root"]))
+
+
+def _copy(one: Kept, place: Path) -> None:
+    with open(place, "xb") as made:
+        if one.data is not None:
+            with open(one.data, "rb") as source:
+                shutil.copyfileobj(source, made, MIB)
+        made.flush()
+        os.fchmod(made.fileno(), one.mode & 0o777)
+        os.fsync(made.fileno())
+    fsync_dir(place.parent)
