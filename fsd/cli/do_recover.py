@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd import __version__
 from fsd.cli.context import Context, remote_path
+from fsd.cli.do_files import files
 from fsd.cli.do_mount import place, state_dir
 from fsd.cli.output import Document
+from fsd.client.files import Files, PutOptions
+from fsd.client.http import BytesBody
+from fsd.client.sources import LocalFile
 from fsd.kernel.mountpoint import resolve
 from fsd.kernel.options import mount_id
-from fsd.model.errors import FsdError, IntegrityError, NotDrained, NotFound
+from fsd.model.errors import FsdError, IntegrityError, NotDrained, NotFound, Unsupported, UsageError
+from fsd.model.ops import Content, Create, Setattr, Setxattr
 from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
+from fsd.vfs import decide
 from fsd.vfs.open import prepare
 from fsd.vfs.open import recover as recover_log
 from fsd.vfs.recover import Report
-from fsd.vfs.refused import count_refused
 from fsd.vfs.types import VolumeOptions
 
 PATIENCE: Final = 60.0  # seconds in which nothing goes through before it gives up
@@ -60,17 +68,83 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
         )
     options = RemoteOptions(identity.endpoint, parse(identity.secret), insecure=context.claim.insecure)
     remote = HttpRemote(options, context.host)
+    if args.retry + bool(args.export) + args.discard > 1:
+        raise UsageError("--retry, --export and --discard exclude each other")
     lock = prepare(wanted)
     try:
         report, _ = recover_log(wanted, context.host, remote, NoCache(), patience=PATIENCE)
-        return answer(wanted, args, report)
+        decided = decide_about(context, args, wanted)
+        return answer(wanted, args, report, decided)
     finally:
         os.close(lock)
 
 
-def answer(wanted: VolumeOptions, args: SimpleNamespace, report: Report | None) -> Document:
+def decide_about(context: Context, args: SimpleNamespace, wanted: VolumeOptions) -> dict[str, Any]:
+    """Do with the refused changes what was asked for; what came of it."""
+    found = decide.kept(wanted.state_dir)
+    if args.export:
+        return {"exported": decide.export(found, Path(args.export).absolute())}
+    if args.discard and found:
+        context.confirm(f"Drop {len(found)} changes that the server refused, for good?", needs_yes=True)
+        for one in found:
+            decide.discard(one, context.host)
+        return {"discarded": len(found)}
+    if args.retry and found:
+        return _retry(context, args, found)
+    return {}
+
+
+def _retry(context: Context, args: SimpleNamespace, found: list[decide.Kept]) -> dict[str, Any]:
+    """Do the refused changes again, in order, by path; those that go through now are dropped here."""
+    api, top = files(context), remote_path(args.remote_path).rstrip(b"/")
+    done, failed = 0, []
+    for one in found:
+        try:
+            again(api, top + one.path, one)
+        except FsdError as exc:
+            failed.append({**one.to_json(), "reason": exc.message})
+            continue
+        decide.discard(one, context.host)
+        done += 1
+    return {"retried": done, "failed": failed}
+
+
+def again(api: Files, path: bytes, one: decide.Kept) -> None:
+    """One refused change by path. Raises what the server says, or `Unsupported`."""
+    op = one.op
+    options = PutOptions(mode=one.mode & 0o7777, uid=one.uid, gid=one.gid)
+    if isinstance(op, Content) and one.data is None:
+        api.write(path, BytesBody(b""), replace(options, mtime_ns=op.mtime))
+    elif isinstance(op, Content):
+        with LocalFile(os.fsencode(one.data or "")) as local:
+            api.write(path, local, replace(options, mtime_ns=op.mtime))
+    elif isinstance(op, Create) and stat.S_ISDIR(op.mode):
+        api.mkdir(path, mode=op.mode & 0o7777, parents=True)
+    elif isinstance(op, Create) and stat.S_ISLNK(op.mode):
+        api.symlink(op.target or b"", path)
+    elif isinstance(op, Create) and stat.S_ISREG(op.mode):
+        api.write(path, BytesBody(b""), replace(options, overwrite=False))
+    elif isinstance(op, Setxattr):
+        if op.value is None:
+            api.removexattr(path, op.name)
+        else:
+            api.setxattr(path, op.name, op.value)
+    elif isinstance(op, Setattr):
+        if op.mode is not None:
+            api.chmod(path, op.mode)
+        if op.uid is not None or op.gid is not None:
+            api.chown(path, op.uid, op.gid)
+        if op.mtime is not None or op.atime is not None:
+            api.utimens(path, mtime_ns=op.mtime, atime_ns=op.atime)
+    else:
+        raise Unsupported(f"a {one.kind} cannot be repeated by path", hint="do it yourself, then --discard")
+
+
+def answer(
+    wanted: VolumeOptions, args: SimpleNamespace, report: Report | None, decided: dict[str, Any]
+) -> Document:
     """What was done, what is refused; the exit code says whether anything needs a person."""
-    refused = count_refused(wanted.state_dir)
+    refused = [one.to_json() for one in decide.kept(wanted.state_dir)]
     value: dict[str, Any] = {
         "status": "nothing_left" if report is None else "recovered",
         "mount_path": args.mount_path,
@@ -83,12 +157,13 @@ def answer(wanted: VolumeOptions, args: SimpleNamespace, report: Report | None) 
         "superseded": report.kept if report else 0,
         "damaged": report.damaged if report else [],
         "refused": refused,
+        **decided,
     }
     error: FsdError | None = None
     if refused:
         value["status"] = "refused"
         error = NotDrained(
-            f"the server refused {refused} changes; they are kept in {wanted.state_dir / 'refused'}",
+            f"the server refused {len(refused)} changes; they are kept in {wanted.state_dir / 'refused'}",
             hint="`fsd recover` with --retry, --export DIR or --discard decides about them",
         )
     elif value["damaged"]:
