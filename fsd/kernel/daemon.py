@@ -90,7 +90,7 @@ class Daemon:
         self.cache = BlobCache(
             options.state_dir / "cache" / _cache_name(options), options.host, options.cache_size
         )
-        self.ready = False
+        self._said = ""
         self.kernel_gone = trio.Event()
         self.stopper = Stopper(self)
         self.machine: Machine | None = None
@@ -134,7 +134,6 @@ class Daemon:
         await self._first_stat()
         set_read_ahead(self.place, READ_AHEAD_KIB)
         self.update(state=runtime.MOUNTED)
-        self.ready = True
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")
         self.start.channel.ready(self.answer(volume))
@@ -196,8 +195,7 @@ class Daemon:
                     if deadline is not None and options.host.monotonic() + OPEN_RETRY > deadline:
                         failed.append(exc)
                         continue
-                    self.start.channel.say(f"waiting: {exc.message}")
-                    log.warning("waiting: %s", exc)
+                    self._waiting_for(exc)
                     await trio.sleep(OPEN_RETRY)
                 except FsdError as exc:
                     failed.append(exc)
@@ -211,6 +209,13 @@ class Daemon:
         if failed:
             raise failed[0]
         return opened[0] if opened else None
+
+    def _waiting_for(self, exc: FsdError) -> None:
+        """Say why, once for each reason."""
+        if exc.message != self._said:
+            self._said = exc.message
+            self.start.channel.say(f"waiting: {exc.message}")
+            log.warning("waiting: %s", exc)
 
     async def _say_waiting(self) -> None:
         await trio.sleep(3)

@@ -5,7 +5,6 @@ A real kernel mount of a volume in memory, in a process of its own; requests par
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.parked import parked
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(30)]
@@ -54,14 +54,6 @@ class Tiny:
 
     def wait_ended(self, within: float = 5.0) -> int:
         return self.process.wait(within)
-
-
-def parked(pid: int) -> bool:
-    """Whether process or thread `pid` waits in the kernel for our answer."""
-    with contextlib.suppress(OSError):
-        where = Path(f"/proc/{pid}/wchan").read_bytes()
-        return b"fuse" in where or b"request_wait" in where
-    return False
 
 
 class Call:

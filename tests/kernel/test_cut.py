@@ -1,0 +1,202 @@
+"""The server away, slow or wrong: clear words, the right errno, nothing lost, nothing stuck."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.parked import parked
+from support.sandbox import Sandbox
+from support.server import Server
+from support.wait import wait_for
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path / "box", server.create(), "--io-timeout", "6s", "--stop-timeout", "2s")
+    yield made
+    os.kill(server.pid, signal.SIGCONT)
+    made.close()
+
+
+def filled(box: Sandbox, count: int) -> None:
+    """Files on the server that the next mount has not in memory."""
+    box.mount()
+    for number in range(count):
+        directory = box.mountpoint / f"d{number % 10}"
+        directory.mkdir(exist_ok=True)
+        (directory / f"f{number}").write_bytes(b"%d" % number)
+    box.unmount()
+    box.lose()
+    box.mount()
+
+
+def test_a_killed_reader_of_a_cut_server_is_gone(box: Sandbox, server: Server) -> None:
+    filled(box, 10)
+    os.kill(server.pid, signal.SIGSTOP)
+    reader = subprocess.Popen(["cat", str(box.mountpoint / "d1" / "f1")], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: parked(reader.pid), 5, "the reader to wait")
+        reader.kill()
+        start = time.monotonic()
+        assert reader.wait(5) == -signal.SIGKILL
+        assert time.monotonic() - start < 4
+    finally:
+        reader.kill()
+        reader.wait(10)
+
+
+def test_readers_go_on_when_the_server_is_back(box: Sandbox, server: Server) -> None:
+    filled(box, 40)
+    os.kill(server.pid, signal.SIGSTOP)
+    got: dict[int, object] = {}
+
+    def read(number: int) -> None:
+        try:
+            got[number] = (box.mountpoint / f"d{number % 10}" / f"f{number}").read_bytes()
+        except OSError as exc:
+            got[number] = exc
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    # What is known needs nobody.
+    assert os.stat(box.mountpoint).st_ino == 1
+    threading.Event().wait(1.5)
+    os.kill(server.pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert got == {number: b"%d" % number for number in range(16)}
+
+
+def test_fsync_of_a_cut_server_is_eio_and_the_next_one_covers_it(box: Sandbox, server: Server) -> None:
+    box.mount()
+    fd = os.open(box.mountpoint / "f", os.O_CREAT | os.O_WRONLY)
+    try:
+        os.write(fd, b"must arrive")
+        os.kill(server.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(OSError, match="Input/output error"):
+            os.fsync(fd)
+        assert 4 < time.monotonic() - start < 20
+        # The mount goes on for what needs no server.
+        os.write(fd, b" whole")
+        assert os.pread(os.open(box.mountpoint / "f", os.O_RDONLY), 20, 0) == b"must arrive whole"
+        status = box.status()
+        assert status["pending"]["files"] == 1
+        assert status["first_pending_path"] == "/f"
+        os.kill(server.pid, signal.SIGCONT)
+        wait_for(lambda: _fsynced(fd), 20, "an fsync that succeeds")
+    finally:
+        os.close(fd)
+    assert box.fsd("cat", "/f").stdout == "must arrive whole"
+
+
+def _fsynced(fd: int) -> bool:
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno != errno.EIO:
+            raise
+        return False
+    return True
+
+
+def test_unmount_without_a_server_says_what_is_left_and_keeps_it(box: Sandbox, server: Server) -> None:
+    box.mount()
+    (box.mountpoint / "kept").write_bytes(b"kept here")
+    server.kill()
+    done = box.fsd("unmount", os.fspath(box.mountpoint), "--timeout", "1s", check=False)
+    assert done.returncode == 6
+    assert '"files": 1' in done.stdout
+    assert "/kept" in done.stdout
+    assert not os.path.ismount(box.mountpoint)
+    server.restart()
+    box.mount()
+    assert (box.mountpoint / "kept").read_bytes() == b"kept here"
+    assert box.unmount()["status"] == "unmounted"
+
+
+def test_drain_without_a_server_is_six_and_the_mount_stays(box: Sandbox, server: Server) -> None:
+    box.mount()
+    (box.mountpoint / "kept").write_bytes(b"kept here")
+    server.kill()
+    done = box.fsd("drain", os.fspath(box.mountpoint), "--timeout", "1s", check=False)
+    assert done.returncode == 6
+    assert (box.mountpoint / "kept").read_bytes() == b"kept here"
+    server.restart()
+    assert box.drain()["status"] == "drained"
+
+
+def test_a_mount_without_a_server_gives_up_in_time(box: Sandbox, server: Server) -> None:
+    server.kill()
+    start = time.monotonic()
+    done = box.fsd(
+        "mount",
+        os.fspath(box.mountpoint),
+        "--state-dir",
+        os.fspath(box.state),
+        "--ready-timeout",
+        "2s",
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "connection refused" in done.stderr
+    assert time.monotonic() - start < 10
+    assert not os.path.ismount(box.mountpoint)
+    server.restart()
+    box.mount()
+
+
+def test_a_mount_waits_for_a_server_that_is_slow_to_come(box: Sandbox, server: Server) -> None:
+    server.kill()
+    mounting = threading.Thread(target=box.mount)
+    mounting.start()
+    threading.Event().wait(2.0)
+    assert mounting.is_alive()
+    assert not os.path.ismount(box.mountpoint)
+    server.restart()
+    mounting.join(20)
+    assert os.path.ismount(box.mountpoint)
+
+
+def test_a_wrong_token_mounts_nothing(box: Sandbox) -> None:
+    token = box.env["FSD_TOKEN"]
+    box.env["FSD_TOKEN"] = token[:-4] + ("AAAA" if token[-4:] != "AAAA" else "BBBB")
+    argv = ("mount", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state))
+    assert box.fsd(*argv, check=False).returncode == 3
+    assert not os.path.ismount(box.mountpoint)
+    box.env["FSD_TOKEN"] = token
+    box.mount()
+
+
+def test_a_subtree_that_does_not_exist(box: Sandbox) -> None:
+    argv = ("mount", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state))
+    done = box.fsd(*argv, "--remote-path", "/absent", check=False)
+    assert done.returncode == 5
+    assert "/absent" in done.stderr
+
+
+def test_a_detached_daemon_that_sends_is_waited_for(box: Sandbox, server: Server) -> None:
+    """umount(8) while the server is slow; the next mount of the place comes after the rest has gone."""
+    box.mount()
+    (box.mountpoint / "f").write_bytes(b"late")
+    os.kill(server.pid, signal.SIGSTOP)
+    subprocess.run(["umount", "-i", str(box.mountpoint)], check=True, timeout=10)
+    resume = threading.Timer(1.5, os.kill, (server.pid, signal.SIGCONT))
+    resume.start()
+    try:
+        box.mount()
+    finally:
+        resume.join()
+    assert (box.mountpoint / "f").read_bytes() == b"late"
