@@ -51,6 +51,7 @@ SWITCH_INTERVAL: Final = 0.0005
 # A loop that has not turned for so long hangs: all stacks go to the log.
 HANG: Final = 10.0
 OPEN_RETRY: Final = 1.0
+REPORT: Final = 5.0
 
 
 def run(options: MountOptions, start: Start) -> NoReturn:
@@ -129,6 +130,7 @@ class Daemon:
         self.notifier.start()
         self.feed.start()
         nursery.start_soon(self._ticks)
+        nursery.start_soon(self._reports)
         nursery.start_soon(self.stopper.watch_kernel)
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         await self._first_stat()
@@ -286,6 +288,30 @@ class Daemon:
                 dumped = now
                 log.error("the FUSE thread has not turned for %.0f s; all stacks follow", now - machine.beat)
                 self.handler.dump_stacks()
+
+    async def _reports(self) -> None:
+        """What is pending, for the server's record of this session, whenever it changed. Should the sandbox
+        be lost, `fsd mounts` says how much went with it."""
+        machine = self.machine
+        assert machine is not None
+        told = (0, 0, 0)
+        while True:
+            await trio.sleep(REPORT)
+            pending = await self.call(machine.volume.pending)
+            if pending is None or not self.remote.health().reachable:
+                continue
+            left = (pending.operations, pending.files, pending.bytes)
+            if left != told and await self._report(machine.volume.session, left):
+                told = left
+
+    async def _report(self, session: int, left: tuple[int, int, int]) -> bool:
+        try:
+            report = partial(self.remote.report, session, left)
+            await trio.to_thread.run_sync(report, abandon_on_cancel=True)
+        except FsdError as exc:
+            log.debug("what is pending was not reported: %s", exc)
+            return False
+        return True
 
     def _broke(self, error: BaseException) -> None:
         """FUSE thread: its loop ended by an error. Nothing can be flushed without it; the supervisor's next
