@@ -120,7 +120,6 @@ class Recovery:
                     past = replay.files[ino]
                     newest = max((i.frozen for i in replay.contents(ino)), default=past.frozen)
                     past.changes = [e for e in past.changes if e.pos < newest]
-                    past.bad = False
                     report.kept += 1
 
 
@@ -293,7 +292,6 @@ def _take_out_damaged(replay: Replay) -> None:
     for opno, item in list(replay.ops.items()):
         if isinstance(item, Flown) and _hits(item, replay.damaged):
             del replay.ops[opno]
-            replay.files[item.op.ino].bad = True
 
 
 def _hits(item: Flown, damaged: list[tuple[int, int]]) -> bool:

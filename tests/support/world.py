@@ -165,6 +165,7 @@ class Client:
             path="/mnt",
             io_timeout=0,
             buffer_size=1 << 34,
+            segment_size=rng.choice((16 << 10, 256 << 10, 64 << 20)),
         )
         self.volume: Volume
 
@@ -299,6 +300,7 @@ class World(Client):
         kinds: list[tuple[int, Callable[[], None]]] = [
             (14, self.do_create),
             (20, self.do_write),
+            (4, self.do_burst),
             (5, self.do_truncate),
             (8, self.do_unlink),
             (10, self.do_rename),
@@ -366,12 +368,26 @@ class World(Client):
         offset = self.rng.choice((0, len(node.data), self.rng.randrange(len(node.data) + 100_000)))
         if flags & os.O_APPEND:
             offset = len(node.data)
-        self.note(f"write {node.ino:x} {offset}+{size}")
-        assert self.call(lambda v: v.write(fh, offset, data)) == size
+        self.write(fh, node, offset, data)
+
+    def write(self, fh: int, node: Node, offset: int, data: bytes) -> None:
+        self.note(f"write {node.ino:x} {offset}+{len(data)}")
+        assert self.call(lambda v: v.write(fh, offset, data)) == len(data)
         if len(node.data) < offset:
             node.data.extend(bytes(offset - len(node.data)))
-        node.data[offset : offset + size] = data
+        node.data[offset : offset + len(data)] = data
         self.times(node)
+
+    def do_burst(self) -> None:
+        """One file is written to while what was written is being sent: many log segments, many flights."""
+        if not self.handles:
+            return
+        fh, node, _ = self.rng.choice(self.handles)
+        for _ in range(12):
+            self.write(fh, node, len(node.data), self.rng.randbytes(2000))
+            self.clock.seconds += 0.3
+            self.volume.tick(self.clock.seconds)
+            self.run_some(self.rng.randrange(4))
 
     def do_truncate(self) -> None:
         if not self.handles:
