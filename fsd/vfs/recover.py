@@ -24,7 +24,7 @@ from fsd.vfs.log import Log
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
 from fsd.vfs.records import Flown, Reserved, result_of
-from fsd.vfs.replay import Past, Replay
+from fsd.vfs.replay import Event, Past, Replay
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS
@@ -191,7 +191,7 @@ def _stub(core: Core, ino: int, past: Past) -> Inode:
     node.content = Content(past.base, past.base_size, past.cseq)
     node.content.frozen = node.content.acked = past.frozen
     node.content.first = past.first
-    node.size = past.size
+    node.size = past.base_size
     node.gone = past.where is None and not past.changes
     core.dirty[ino] = None
     return node
@@ -208,7 +208,7 @@ def _refly(volume: Volume, replay: Replay, ino: int, past: Past, flights: dict[i
     for item in replay.contents(ino):
         frozen = item.frozen
         while at < len(events) and events[at].pos < frozen:
-            _play(content, events[at], core.now())
+            _play(node, events[at], core.now())
             at += 1
         made = isinstance(item, Flown)
         size, mtime, ctime, opno = (
@@ -231,14 +231,17 @@ def _refly(volume: Volume, replay: Replay, ino: int, past: Past, flights: dict[i
         if not made:
             before = {}
     for event in events[at:]:
-        _play(content, event, core.now())
+        _play(node, event, core.now())
 
 
-def _play(content: Content, event: Any, now: float) -> None:
+def _play(node: Inode, event: Event, now: float) -> None:
+    content = node.file()
     if event.end < 0:
         content.cut(event.start, event.pos, now)
+        node.size = event.start
     else:
         content.wrote(event.start, event.end, event.pos, now, append=event.append)
+        node.size = max(node.size, event.end)
 
 
 def _requeue(volume: Volume, replay: Replay, opno: int, flights: dict[int, Flight]) -> None:
@@ -277,7 +280,7 @@ def _beside(volume: Volume, ino: int, past: Past) -> str:
         twin.content = Content(dict(content.tip()), content.base_size, 0)
         for event in past.changes:
             if event.pos >= content.frozen:
-                _play(twin.content, event, core.now())
+                _play(twin, event, core.now())
         twin.content.first = content.first
         twin.content.full = True
         volume.flusher.freeze(twin)

@@ -16,9 +16,10 @@ import msgpack
 from fsd.host.files import fsync_dir, write_all, write_durable
 from fsd.host.seam import Host
 from fsd.model.blocks import Parts, pieces
+from fsd.model.errors import IntegrityError
 from fsd.model.limits import BLOCK
 from fsd.remote.api import Remote
-from fsd.vfs.build import Source, assemble, fetcher
+from fsd.vfs.build import Fetch, Source, assemble, fetcher
 from fsd.vfs.log import Log
 from fsd.vfs.types import BULK, Cache
 
@@ -60,8 +61,9 @@ class SalvageJob:
         for refusal in self.refusals:
             place = root / f"{refusal.session}-{refusal.opno}"
             place.mkdir(mode=0o700, exist_ok=True)
+            lacking = 0
             if refusal.blocks or refusal.size:
-                self._data(place / "data", refusal, remote, cache)
+                lacking = self._data(place / "data", refusal, remote, cache)
             entry = {
                 "op": refusal.op,
                 "errno": refusal.errno,
@@ -71,11 +73,14 @@ class SalvageJob:
                 "uid": refusal.uid,
                 "gid": refusal.gid,
                 "size": refusal.size,
+                "lacking": lacking,
             }
             write_durable(self.host, place / "entry", msgpack.packb(entry, use_bin_type=True), "refused")
         fsync_dir(root)
 
-    def _data(self, path: Path, refusal: Refusal, remote: Remote, cache: Cache) -> None:
+    def _data(self, path: Path, refusal: Refusal, remote: Remote, cache: Cache) -> int:
+        """Write the file; returns how many bytes of it nobody has any more (they read as zeros)."""
+        lacking = 0
         mine = {source.hash: source for source in refusal.sources}
         fetch = fetcher(remote, cache, self.log, mine)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -84,17 +89,22 @@ class SalvageJob:
             for index, parts in refusal.blocks:
                 room = min(BLOCK, refusal.size - index * BLOCK)
                 for piece in pieces(parts, 0, room):
-                    source = mine.get(piece.hash)
-                    blob = (
-                        fetch([piece.hash])[piece.hash]
-                        if source is None
-                        else assemble(source.pieces, self.log, fetch)
-                    )
+                    try:
+                        blob = _bytes_of(piece.hash, mine, self.log, fetch)
+                    except IntegrityError:
+                        lacking += piece.length
+                        continue
                     os.lseek(fd, index * BLOCK + piece.at, os.SEEK_SET)
                     write_all(fd, memoryview(blob)[piece.boff : piece.boff + piece.length])
             os.fsync(fd)
         finally:
             os.close(fd)
+        return lacking
+
+
+def _bytes_of(digest: bytes, mine: dict[bytes, Source], log: Log, fetch: Fetch) -> bytes:
+    source = mine.get(digest)
+    return fetch([digest])[digest] if source is None else assemble(source.pieces, log, fetch)
 
 
 def count_refused(state_dir: Path) -> int:

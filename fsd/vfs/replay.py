@@ -42,17 +42,17 @@ class Event:
     end: int
     time: int
     append: bool
+    bad: bool = False  # its bytes in the log are not what was written
 
 
 @dataclass(slots=True)
 class Past:
-    """What the log tells of one file. `changes` since `base`, oldest first; `bad` if one was damaged."""
+    """What the log tells of one file. `changes` since `base`, oldest first."""
 
     base: Blocks = field(default_factory=dict)
     base_size: int = 0
     cseq: int = 0
     frozen: int = 0
-    size: int = 0
     mtime: int = 0
     ctime: int = 0
     mode: int = stat.S_IFREG | 0o600
@@ -61,8 +61,12 @@ class Past:
     where: tuple[int, bytes] | None = None
     first: int | None = None
     changes: list[Event] = field(default_factory=list)
-    bad: bool = False
     created: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether a change that is still to be sent was damaged."""
+        return any(event.bad for event in self.changes)
 
 
 class Replay:
@@ -101,7 +105,6 @@ class Replay:
             past = self._file(record)
             time, _ = TIME.unpack(self._payload(record))
             past.changes.append(Event(record.pos, record.offset, -1, time, False))
-            past.size = record.offset
             past.mtime = past.ctime = time
         elif kind == logs.OP:
             self._op(read_op(self._payload(record)), record)
@@ -163,14 +166,11 @@ class Replay:
         past = self._file(record)
         start, end = record.offset, record.offset + record.length - TIME.size
         if not record.whole:
-            past.bad = True
             self.damaged.append((record.pos, record.pos + record.length))
-            past.changes.append(Event(record.pos + TIME.size, start, end, past.mtime, False))
-            past.size = max(past.size, end)
+            past.changes.append(Event(record.pos + TIME.size, start, end, past.mtime, False, True))
             return
         time, append = TIME.unpack(self.log.read(record.pos, TIME.size))
         past.changes.append(Event(record.pos + TIME.size, start, end, time, bool(append)))
-        past.size = max(past.size, end)
         past.mtime = past.ctime = time
 
     def _base(self, base: Base, record: Record) -> None:
@@ -180,7 +180,7 @@ class Replay:
         past.changes = [e for e in past.changes if e.pos >= base.frozen]
         past.mode, past.uid, past.gid = base.mode, base.uid, base.gid
         if not past.changes:
-            past.size, past.mtime, past.ctime = base.size, base.mtime, base.ctime
+            past.mtime, past.ctime = base.mtime, base.ctime
         if base.parent:
             past.where = (base.parent, base.name)
 

@@ -41,7 +41,20 @@ class Duo:
         at = self.rng.randrange(2)
         client = self.clients[at]
         kind = self.rng.choices(
-            ("write", "create", "mkdir", "rename", "link", "close", "feed", "time", "cut", "sync", "crash", "look"),
+            (
+                "write",
+                "create",
+                "mkdir",
+                "rename",
+                "link",
+                "close",
+                "feed",
+                "time",
+                "cut",
+                "sync",
+                "crash",
+                "look",
+            ),
             (20, 12, 3, 6, 3, 6, 8, 8, 2, 3, 1, 4),
         )[0]
         self.done.append(f"{client.options.mount_id} {kind}")
