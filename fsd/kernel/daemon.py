@@ -258,8 +258,17 @@ class Daemon:
 
     async def _first_stat(self) -> None:
         """The mount is ready when it answers; seen from outside the FUSE thread."""
+
+        def look() -> bool:
+            os.stat(self.place)
+            return self.options.read_only or os.access(self.place, os.W_OK)
+
         with trio.move_on_after(self.options.ready_timeout) as scope:
-            await trio.to_thread.run_sync(os.stat, self.place, abandon_on_cancel=True)
+            if not await trio.to_thread.run_sync(look, abandon_on_cancel=True):
+                self.start.channel.say(
+                    f"note: the top of {self.place} is not writable for you; with the token in hand, "
+                    f"`fsd chmod 1777 {show(self.options.remote_path)}` changes that"
+                )
         if scope.cancelled_caught:
             raise Unavailable(f"a stat of {self.place} was not answered", hint="see the log")
 
