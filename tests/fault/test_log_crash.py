@@ -30,17 +30,7 @@ def make(directory: Path, seed: int = 1, name: str = "mount", bench: Bench | Non
 
 
 def put(client: Client, name: bytes, data: bytes, *, sync: bool = False) -> None:
-    """Write a whole file in place, making it if need be."""
-    root = client.volume.root_ino
-    found = client.call(lambda v: v.lookup(root, name))
-    if found is None:
-        _, fh = client.call(lambda v: v.create(root, name, 0o644, 0, 0, os.O_RDWR))
-    else:
-        fh = client.call(lambda v: v.open(found.ino, os.O_RDWR | os.O_TRUNC))
-    client.call(lambda v: v.write(fh, 0, data))
-    if sync:
-        client.call(lambda v: v.fsync(fh, False))
-    client.call(lambda v: v.release(fh))
+    client.put(client.volume.root_ino, name, data, offset=0, truncate=True, sync=sync)
 
 
 def files(client: Client) -> dict[str, bytes]:
@@ -244,23 +234,15 @@ def power_run(directory: Path, seed: int) -> tuple[int, int]:
     synced: dict[bytes, int] = {}
     for _ in range(rng.randrange(10, 60)):
         name = rng.choice((b"f0", b"f1", b"f2", b"f3"))
-        root = client.volume.root_ino
-        found = client.call(lambda v, n=name: v.lookup(root, n))  # type: ignore[misc]
-        if found is None:
-            _, fh = client.call(lambda v, n=name: v.create(root, n, 0o644, 0, 0, os.O_RDWR))  # type: ignore[misc]
-            versions[name] = [b""]
-        else:
-            fh = client.call(lambda v, i=found.ino: v.open(i, os.O_RDWR))  # type: ignore[misc]
-        now = bytearray(versions[name][-1])
+        now = bytearray(versions.setdefault(name, [b""])[-1])
         offset = rng.choice((0, len(now)))
         data = rng.randbytes(8) * rng.choice((1, 100, 2000))
-        client.call(lambda v: v.write(fh, offset, data))
+        sync = rng.random() < 0.3
+        client.put(client.volume.root_ino, name, data, offset=offset, sync=sync)
         now[offset : offset + len(data)] = data
         versions[name].append(bytes(now))
-        if rng.random() < 0.3:
-            client.call(lambda v: v.fsync(fh, False))
+        if sync:
             synced[name] = len(versions[name]) - 1
-        client.call(lambda v: v.release(fh))
         client.clock.seconds += rng.random()
         client.volume.tick(client.clock.seconds)
         client.run_some(rng.randrange(5))

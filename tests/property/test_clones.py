@@ -1,4 +1,4 @@
-"""A running sandbox is copied, daemon's memory and state directory and all, and both go on: nothing is lost."""
+"""A running sandbox is copied, memory and state directory and all, and both go on: nothing is lost."""
 
 from __future__ import annotations
 
@@ -53,17 +53,8 @@ def work(client: Client, who: bytes, tokens: set[bytes], rounds: int) -> None:
             client.call(lambda v: v.mkdir(root, b"folder", 0o755, 0, 0))
         elif folder is not None:
             where = folder.ino
-        found = client.call(lambda v, w=where, n=name: v.lookup(w, n))  # type: ignore[misc]
-        if found is None:
-            _, fh = client.call(lambda v, w=where, n=name: v.create(w, n, 0o644, 0, 0, os.O_RDWR))  # type: ignore[misc]
-        else:
-            fh = client.call(lambda v, i=found.ino: v.open(i, os.O_RDWR))  # type: ignore[misc]
-        size = client.volume.handle(fh).node.size
-        client.call(lambda v: v.write(fh, size, token))
+        client.put(where, name, token, sync=rng.random() < 0.3)
         tokens.add(token)
-        if rng.random() < 0.3:
-            client.call(lambda v: v.fsync(fh, False))
-        client.call(lambda v: v.release(fh))
         client.clock.seconds += rng.random() * 2
         client.volume.tick(client.clock.seconds)
         client.run_some(rng.randrange(10))

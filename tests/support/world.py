@@ -230,6 +230,32 @@ class Client:
                 if not park.again:
                     return park.want.result  # type: ignore[return-value]
 
+    def put(
+        self,
+        where: int,
+        name: bytes,
+        data: bytes,
+        *,
+        offset: int | None = None,
+        truncate: bool = False,
+        sync: bool = False,
+    ) -> int:
+        """Open or make a file, write at `offset` (None: its end), fsync if asked, close. Its inode number."""
+        found = self.call(lambda v: v.lookup(where, name))
+        if found is None:
+            node, fh = self.call(lambda v: v.create(where, name, 0o644, 0, 0, os.O_RDWR))
+        else:
+            node = found
+            flags = os.O_RDWR | (os.O_TRUNC if truncate else 0)
+            fh = self.call(lambda v: v.open(node.ino, flags))
+        at = node.size if offset is None else offset
+        self.call(lambda v: v.write(fh, at, data))
+        if sync:
+            self.call(lambda v: v.fsync(fh, False))
+        self.call(lambda v: v.flush(fh))
+        self.call(lambda v: v.release(fh))
+        return node.ino
+
     def feed(self) -> None:
         """Take in what others changed."""
         self.volume.apply_feed(self.remote.service.feed.page(self.remote.fs, self.volume.feed_seq, 0.0))
