@@ -142,14 +142,14 @@ def check_state(context: Context, args: SimpleNamespace, found: Findings) -> Non
 
 
 def leftovers(root: Path) -> list[tuple[Path, int]]:
-    """State directories with a log that no process holds."""
+    """State directories with a log that no process holds, and its size."""
+    from fsd.vfs.log import NAME, Log
+
     found = []
     for place in sorted(root.glob("mounts/*")):
-        size = sum(f.stat().st_size for f in place.rglob("*.log") if f.is_file())
-        if not size:
-            continue
-        if not _held(place / "lock"):
-            found.append((place, size))
+        segments = Log.segments(place)
+        if segments and not _held(place / "lock"):
+            found.append((place, sum((place / (NAME % number)).stat().st_size for number in segments)))
     return found
 
 

@@ -17,7 +17,7 @@ from fsd.cli.do_journal import journals
 from fsd.cli.output import Document, Raw, Result, columns, table
 from fsd.client.files import FindFilter
 from fsd.model.errors import FsdError, NotFound, UsageError
-from fsd.model.limits import MIB
+from fsd.model.limits import IO_TIMEOUT, MIB
 from fsd.model.names import LOST_DIR
 from fsd.model.token import parse
 
@@ -32,7 +32,10 @@ def place(args: SimpleNamespace) -> Path:
 
 
 def _within(context: Context, args: SimpleNamespace) -> float | None:
-    return LONG_TIMEOUT if args.timeout is None and context.long else args.timeout
+    """Seconds to wait; None: for ever. A server that is away must not hold a script for ever by default."""
+    if args.timeout is None:
+        return LONG_TIMEOUT if context.long else IO_TIMEOUT
+    return float(args.timeout) or None
 
 
 def _say(context: Context) -> Callable[[str], None]:
@@ -178,7 +181,7 @@ def wait(context: Context, args: SimpleNamespace) -> Document:
         if not page["entries"]:
             raise NotFound(f"the journal {name} has no entry {number}")
         seq = int(page["entries"][0]["fs_seq"])
-    answer = ways.wait(place(args), local.runtime(context), seq, args.timeout, _say(context))
+    answer = ways.wait(place(args), local.runtime(context), seq, _within(context, args), _say(context))
     return Document({"status": "ok", **answer, "mount_path": args.mount_path})
 
 
@@ -187,7 +190,8 @@ def wait_exit(context: Context, args: SimpleNamespace) -> Document:
 
     where, directory = place(args), local.runtime(context)
     return _told(
-        lambda: ways.wait_exit(where, directory, args.timeout, _say(context), context.host), args.mount_path
+        lambda: ways.wait_exit(where, directory, _within(context, args), _say(context), context.host),
+        args.mount_path,
     )
 
 

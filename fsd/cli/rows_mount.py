@@ -9,7 +9,7 @@ from fsd.cli.rows_files import LAYERS
 from fsd.cli.table import YES, Command, Flag, flag, operand, switch
 
 GROUP: Final = "Mounts"
-LEFT: Final = "give up after this; what is left stays here (long spelling: 30s)"
+LEFT: Final = "give up after this, 0: never (default 5m, long spelling 30s); what is left stays here"
 PACK: Final = "nothing is kept local, so there is nothing to pack or unpack"
 STATE: Final = flag("--state-dir", "root of the mounts' state (default: $XDG_STATE_HOME/fsd)", metavar="DIR")
 
@@ -19,7 +19,7 @@ def mount_path(required: bool = True) -> Flag:
 
 
 def timeout(default: float | None, help: str) -> Flag:
-    return flag("--timeout", help, values.positive_duration, metavar="DURATION", default=default)
+    return flag("--timeout", help, values.duration, metavar="DURATION", default=default)
 
 
 ROWS: Final = (
@@ -105,13 +105,13 @@ ROWS: Final = (
             flag("--seq", "commit number", values.integer(), metavar="N"),
             flag("--journal", "what was committed when this entry was made", values.journal_at,
                  metavar="JOURNAL:SEQ"),
-            timeout(60.0, "give up after this (default 60s)"),
+            timeout(60.0, "give up after this, 0: never (default 60s)"),
         ),
     ),
     Command(
         ("wait-exit",), (), GROUP, "wait until the daemon of an unmounted place has sent all and ended",
         "umount /mnt/work; fsd wait-exit /mnt/work", "do_mount:wait_exit", identity="",
-        flags=(mount_path(), timeout(None, "give up after this")),
+        flags=(mount_path(), timeout(None, "give up after this, 0: never (default 5m, long spelling 30s)")),
     ),
     Command(
         ("status",), (), GROUP, "show a mount: what is pending, conflicts, cache, server",

@@ -289,7 +289,6 @@ def test_copies_do_not_guess(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa
     assert fsd(shared_fs, "cp", "--append", ":/x", str(local), code=2)
     assert fsd(shared_fs, "cp", "/nonexistent-here", ":/x", code=5)
     assert "-r" in fsd(shared_fs, "cp", str(tmp_path), ":/x", code=2).err
-    os.chdir(tmp_path)
 
 
 def test_revisions_guard_a_write(shared_fs: TestFs) -> None:  # noqa: F811
@@ -426,7 +425,11 @@ def test_doctor_says_what_works(shared_fs: TestFs, tmp_path: Path) -> None:  # n
     assert process("doctor", "--state-dir", str(tmp_path), env={}).code == 3
     left = tmp_path / "mounts" / "0123456789abcdef"
     left.mkdir(parents=True)
-    (left / "0000.log").write_bytes(b"x" * 10)
+    (left / "daemon.log").write_bytes(b"no part of it")
+    assert "left-over" not in [
+        c["name"] for c in fsd(shared_fs, "doctor", "--state-dir", str(tmp_path)).json["checks"]
+    ]
+    (left / "log.0000000000000001").write_bytes(b"x" * 10)
     told = fsd(shared_fs, "doctor", "--state-dir", str(tmp_path)).json
     assert any(c["name"] == "left-over" and "0123456789abcdef" in c["message"] for c in told["checks"])
 

@@ -174,6 +174,9 @@ def test_append_is_a_barrier_and_fails_with_the_mount(server: Server, tmp_path: 
         (entry,) = box.json("journal", "read", "j")["entries"]
         assert entry["barrier"] is True
         assert entry["fs_seq"] >= 1
+        where = os.fspath(box.mountpoint)
+        assert box.json("wait", where, "--journal", "j:1")["status"] == "reached"
+        assert box.fsd("wait", where, "--journal", "j:2", check=False).returncode == 5
         box.fsd("journal", "append", "j", "--no-barrier", "--entry-json", '{"type":"quick"}')
         assert box.json("journal", "read", "j", "--after-seq", "1")["entries"][0]["barrier"] is False
 
