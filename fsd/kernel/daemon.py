@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -21,7 +22,7 @@ import trio
 
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
-from fsd.kernel import runtime
+from fsd.kernel import runtime, utab
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
 from fsd.kernel.interrupts import look_for_killed
@@ -92,6 +93,7 @@ class Daemon:
             options.state_dir / "cache" / _cache_name(options), options.host, options.cache_size
         )
         self._said = ""
+        self.record = start.directory.read(options.mount_id)
         self.kernel_gone = trio.Event()
         self.stopper = Stopper(self)
         self.machine: Machine | None = None
@@ -135,6 +137,7 @@ class Daemon:
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         await self._first_stat()
         set_read_ahead(self.place, READ_AHEAD_KIB)
+        await trio.to_thread.run_sync(utab.enter, self.options.source, self.place, abandon_on_cancel=True)
         self.update(state=runtime.MOUNTED)
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")
@@ -245,7 +248,8 @@ class Daemon:
         )
         loop.hook(self.machine.pump, self.operations.abort)
         self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)
-        self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
+        always_check = options.consistency == "open"
+        self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier, always_check)
 
     def _fuse_options(self) -> set[str]:
         options = {f"fsname={self.options.source}", "subtype=fsd"}
@@ -273,8 +277,13 @@ class Daemon:
             raise Unavailable(f"a stat of {self.place} was not answered", hint="see the log")
 
     def update(self, **changes: Any) -> None:
-        """Change the record."""
-        self.start.directory.update(self.options.mount_id, **changes)
+        """Change the record. The directory may be gone (a user's ends with the login): it is made again."""
+        self.record = replace(self.record, **changes)
+        try:
+            self.start.directory.make()
+            self.start.directory.write(self.record)
+        except (OSError, FsdError) as exc:
+            log.warning("the mount's record cannot be written: %s", exc)
 
     # running
 
@@ -386,6 +395,8 @@ class Daemon:
             ended["status"] = "not_drained"
         if entry is not None and entry.source == self.options.source:
             log.warning("the kernel still lists the mount")
+        else:
+            utab.leave(self.place)
         self.update(state=runtime.ENDED, ended=ended)
         self.start.directory.socket_path(self.options.mount_id).unlink(missing_ok=True)
 

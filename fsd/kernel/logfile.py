@@ -20,6 +20,7 @@ from fsd.model.token import redact
 LOG_MAX: Final = 400 * 1024
 REPEATS: Final = 20
 WINDOW: Final = 60.0
+STOP_LOGGER: Final = "fsd.kernel.stop"
 _TEMPLATES_MAX: Final = 500
 
 
@@ -95,7 +96,8 @@ def start_log(path: Path, host: Host, *, verbose: bool, foreground: bool) -> Log
     logging.getLogger("pyfuse3").setLevel(logging.WARNING)
     if foreground:
         screen = logging.StreamHandler()
-        screen.setLevel(logging.WARNING)
+        # How far a stop is matters to whoever pressed Ctrl-C; other news only when it is bad.
+        screen.addFilter(lambda record: record.levelno >= logging.WARNING or record.name == STOP_LOGGER)
         screen.setFormatter(Redacting("fsd: %(message)s"))
         screen.addFilter(Throttle(host))
         root.addHandler(screen)

@@ -65,7 +65,7 @@ class RuntimeDir:
 
     def __init__(self, path: Path, host: Host) -> None:
         self.path = path
-        self._host = host
+        self.host = host
 
     def make(self) -> None:
         """Make it 0700. Raises `NotPermitted` when it belongs to somebody else."""
@@ -85,14 +85,12 @@ class RuntimeDir:
     def home(self, record: Record) -> RuntimeDir:
         """The directory the record's lock and updates are in."""
         return (
-            self
-            if Path(record.runtime_dir) == self.path
-            else RuntimeDir(Path(record.runtime_dir), self._host)
+            self if Path(record.runtime_dir) == self.path else RuntimeDir(Path(record.runtime_dir), self.host)
         )
 
     def point(self, record: Record) -> None:
         """Leave a pointer to `record`, and drop those to mounts whose directory is gone."""
-        fixed = RuntimeDir(fixed_directory(os.geteuid()), self._host)
+        fixed = RuntimeDir(fixed_directory(os.geteuid()), self.host)
         if fixed.path == self.path:
             return
         fixed.make()
@@ -103,7 +101,7 @@ class RuntimeDir:
 
     def write(self, record: Record) -> None:
         target = self.record_path(record.mount_id)
-        temporary = target.with_name(f".{target.name}.{self._host.token_bytes(4).hex()}")
+        temporary = target.with_name(f".{target.name}.{self.host.token_bytes(4).hex()}")
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(asdict(record), indent=1))
         os.rename(temporary, target)
@@ -117,9 +115,9 @@ class RuntimeDir:
         """The record, in this directory or where a pointer leads. Raises `NotFound`."""
         found = self._load(mount_id)
         if found is None:
-            pointer = RuntimeDir(fixed_directory(os.geteuid()), self._host)._load(mount_id)
+            pointer = RuntimeDir(fixed_directory(os.geteuid()), self.host)._load(mount_id)
             if pointer is not None and Path(pointer.runtime_dir) != self.path:
-                found = RuntimeDir(Path(pointer.runtime_dir), self._host)._load(mount_id)
+                found = RuntimeDir(Path(pointer.runtime_dir), self.host)._load(mount_id)
         if found is None:
             raise NotFound(
                 f"no record of mount {mount_id} in {self.path}", hint="was it mounted by another user?"
@@ -149,8 +147,8 @@ class RuntimeDir:
     def records(self) -> list[Record]:
         """Every record, those behind pointers too, by mount point."""
         found = {record.mount_id: record for record in self._own_records()}
-        for pointer in RuntimeDir(fixed_directory(os.geteuid()), self._host)._own_records():
-            real = RuntimeDir(Path(pointer.runtime_dir), self._host)._load(pointer.mount_id)
+        for pointer in RuntimeDir(fixed_directory(os.geteuid()), self.host)._own_records():
+            real = RuntimeDir(Path(pointer.runtime_dir), self.host)._load(pointer.mount_id)
             if real is not None:
                 found.setdefault(real.mount_id, real)
         return sorted(found.values(), key=lambda record: record.mountpoint)

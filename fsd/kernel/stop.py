@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 MERGE: Final = 0.5
 EXIT_CLEAN: Final = 0
 EXIT_LEFT: Final = 6
+# SIGHUP: the terminal of a mount in the foreground is gone.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NOTHING: Final = {"operations": 0, "files": 0, "bytes": 0}
 
 Tell = Callable[[str], Awaitable[None]]
@@ -118,7 +120,7 @@ class Stopper:
         """Signals and the supervisor's pipe, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pipe, nursery)
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
                 async for number in signals:
                     log.info("signal %s", signal.Signals(number).name)
                     self.stop_asked("signal", nursery)
@@ -162,12 +164,14 @@ class Stopper:
             return
         deadline = trio.current_time() + daemon.options.stop_timeout
         self._in_hand += 1
-        await self.drain(max(0.3, daemon.options.stop_timeout * 0.6), quiet)
-        with trio.move_on_at(deadline - 0.2):
-            await self._clean_or_lazy()
-        # What came between the barrier and the end of the session.
-        rest = await self.drain(max(0.2, deadline - trio.current_time() - 1.0), quiet)
-        self.end(self._ending_of(rest))
+        with trio.move_on_at(deadline):
+            await self.drain(max(0.3, daemon.options.stop_timeout * 0.6), quiet)
+            with trio.move_on_at(deadline - 0.2):
+                await self._clean_or_lazy()
+            # What came between the barrier and the end of the session.
+            rest = await self.drain(max(0.2, deadline - trio.current_time() - 1.0), quiet)
+            self.end(self._ending_of(rest))
+        self.end(Ending(EXIT_LEFT, None, f"not done within {daemon.options.stop_timeout:g} s"))
 
     # the other ways
 
@@ -261,6 +265,8 @@ class Stopper:
             forget.append(machine.watch(want, wake, within=within, bounded=False))
             machine.pump()
 
+        if before is not None and not before.clean:
+            await tell(f"sending {before.files} files, {before.bytes} bytes")
         await daemon.call(begin)
         hard_end = trio.current_time() + (within + 2.0 if within is not None else float("inf"))
         while wants and not ended.is_set() and trio.current_time() < hard_end:

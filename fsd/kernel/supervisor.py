@@ -260,7 +260,7 @@ class Supervisor:
         self._recent: deque[float] = deque()
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_stop)
         while True:
             status = self._one_daemon()
@@ -283,7 +283,7 @@ class Supervisor:
             os.close(write_end)
             # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.
             os.setpgid(0, 0)
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             start = Start(self._place, self._directory, self._channel, read_end, self._restarts, os.getppid())
             _in_child(lambda: _daemon(options, start))

@@ -14,13 +14,15 @@ from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.kernel import mountpoint, runtime
-from fsd.kernel.control_client import NoDaemon, request
+from fsd.kernel.control_client import NoDaemon, connect, request
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.model.errors import Busy, NotDrained, NotFound, Unavailable
 
 Say = Callable[[str], None]
 # The daemon sends a progress line every second while it works; this long a silence is a hang.
 SILENCE: Final = 30.0
+# How long a command waits for a daemon that is being started again.
+RESTART_WAIT: Final = 20.0
 EMPTY: Final = {"operations": 0, "files": 0, "bytes": 0}
 _pace = threading.Event()
 
@@ -50,24 +52,43 @@ def _judged(answer: dict[str, Any], what: str) -> dict[str, Any]:
     return answer
 
 
+def _socket(record: Record, host: Host) -> Path:
+    """The daemon's socket. While the supervisor starts another daemon this waits, up to RESTART_WAIT."""
+    path, directory = Path(record.socket), RuntimeDir(Path(record.runtime_dir), host)
+    deadline = host.monotonic() + RESTART_WAIT
+    while True:
+        try:
+            connect(path).close()
+            return path
+        except NoDaemon:
+            coming = directory.read(record.mount_id).state in (runtime.STARTING, runtime.RESTARTING)
+            if not (coming and directory.alive(record.mount_id)) or host.monotonic() > deadline:
+                raise
+            _pace.wait(0.05)
+
+
 def status(place: Path, directory: RuntimeDir) -> dict[str, Any]:
     """The daemon's status; raises `NotFound` when nothing is mounted there."""
     record = directory.find(place)
-    return request(Path(record.socket), "status", timeout=SILENCE)
+    return request(_socket(record, directory.host), "status", timeout=SILENCE)
 
 
 def drain(place: Path, directory: RuntimeDir, within: float | None, say: Say) -> dict[str, Any]:
     """Everything written before the call is on the server when this returns."""
     record = directory.find(place)
     answer = request(
-        Path(record.socket), "drain", {"timeout": within}, timeout=SILENCE, progress=_progress(say)
+        _socket(record, directory.host),
+        "drain",
+        {"timeout": within},
+        timeout=SILENCE,
+        progress=_progress(say),
     )
     return _judged(answer, f"{record.mountpoint} is not drained")
 
 
 def barrier(record: Record, within: float | None) -> dict[str, Any]:
     """A drain for another command (a journal append): quiet, the same errors."""
-    answer = request(Path(record.socket), "drain", {"timeout": within}, timeout=SILENCE)
+    answer = request(_socket(record, Host()), "drain", {"timeout": within}, timeout=SILENCE)
     return _judged(answer, f"{record.mountpoint} is not drained")
 
 
@@ -75,7 +96,7 @@ def wait(place: Path, directory: RuntimeDir, seq: int, within: float | None, say
     """Until the mount shows commit `seq`; raises `Unavailable` when it does not within the time."""
     record = directory.find(place)
     return request(
-        Path(record.socket),
+        _socket(record, directory.host),
         "wait",
         {"seq": seq, "timeout": within},
         timeout=SILENCE,
@@ -104,7 +125,7 @@ def unmount(
     directory = directory.home(record)
     try:
         answer = request(
-            Path(record.socket),
+            _socket(record, host),
             "unmount",
             {"timeout": within, "lazy": lazy},
             timeout=SILENCE,

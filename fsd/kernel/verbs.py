@@ -43,6 +43,11 @@ class Verbs:
             "checkpoint": self.checkpoint,
         }
 
+    def _within(self, args: dict[str, Any]) -> float | None:
+        """The time a command gave, else what an fsync gets: without a server nothing waits for ever."""
+        within = _seconds(args)
+        return within if within is not None else self._daemon.options.io_timeout or None
+
     async def status(self, args: dict[str, Any], tell: Tell) -> Answer:
         daemon = self._daemon
         machine = daemon.machine
@@ -87,13 +92,13 @@ class Verbs:
         return {**_jsonable(own), **answer}, None
 
     async def drain(self, args: dict[str, Any], tell: Tell) -> Answer:
-        drained = await self._daemon.stopper.drain(_seconds(args), tell)
+        drained = await self._daemon.stopper.drain(self._within(args), tell)
         answer = drained.answer("drained")
         answer["mount_path"] = str(self._daemon.place)
         return answer, None
 
     async def unmount(self, args: dict[str, Any], tell: Tell) -> Answer:
-        return await self._daemon.stopper.unmount(_seconds(args), bool(args.get("lazy")), tell)
+        return await self._daemon.stopper.unmount(self._within(args), bool(args.get("lazy")), tell)
 
     async def wait(self, args: dict[str, Any], tell: Tell) -> Answer:
         """Until the mount shows commit `seq` of the filesystem."""
