@@ -1,10 +1,10 @@
 """util-linux's own table of mounts, so that `umount PATH` calls our helper.
 
-umount(8) asks `statfs` for the type first and then only knows "fuse": it would look for `umount.fuse` and, without
-one, detach at once. For a mount that /run/mount/utab lists it reads the mount table instead, finds
+umount(8) asks `statfs` for the type first and then only knows "fuse": it would look for `umount.fuse` and,
+without one, detach at once. For a mount that /run/mount/utab lists it reads the mount table instead, finds
 `fuse.fsd`, and calls /sbin/umount.fuse.fsd, which returns when everything is on the server (measured here,
-util-linux 2.38.1). The entry is made and removed by mount(8) and umount(8) themselves, faked, under their own lock.
-Root only; where something is missing, `umount` stays what it is: it detaches, and `fsd wait-exit` waits.
+util-linux 2.38.1). The entry is made and removed by mount(8) and umount(8) themselves, faked, under their
+own lock. Root only; where something is missing, `umount` stays what it is: it detaches, `fsd wait-exit` waits.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ def enter(source: str, place: Path) -> None:
     """Have `umount PLACE` call the helper; after mounting. May block on a stat of the mount: any thread
     but the FUSE thread."""
     if os.geteuid() == 0 and HELPER.exists():
+        leave(place)  # what a killed daemon left
         _run(["mount", "-i", "-f", "-t", "fuse.fsd", "-o", "uhelper=fuse.fsd", source, str(place)])
 
 
 def leave(place: Path) -> None:
-    """Remove the entry, if there is one; after the mount is gone."""
+    """Remove the entries of `place`, if there are any; after the mount is gone."""
     if os.geteuid() != 0:
         return
+    # One call removes one entry.
+    for _ in range(_entries(place)):
+        _run(["umount", "--fake", "-i", str(place)])
+
+
+def _entries(place: Path) -> int:
     try:
         listed = UTAB.read_bytes()
     except FileNotFoundError:
-        return
-    if b" TARGET=" + _escaped(place) + b" " in listed:
-        _run(["umount", "--fake", "-i", str(place)])
+        return 0
+    return listed.count(b" TARGET=" + _escaped(place) + b" ")
 
 
 def _escaped(place: Path) -> bytes:
