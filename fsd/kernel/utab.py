@@ -4,7 +4,7 @@ umount(8) asks `statfs` for the type first and then only knows "fuse": it would 
 without one, detach at once. For a mount that /run/mount/utab lists it reads the mount table instead, finds
 `fuse.fsd`, and calls /sbin/umount.fuse.fsd, which returns when everything is on the server (measured here,
 util-linux 2.38.1). The entry is made and removed by mount(8) and umount(8) themselves, faked, under their
-own lock. Root only; where something is missing, `umount` stays what it is: it detaches, `fsd wait-exit` waits.
+own lock. Root only; where something is missing, `umount` stays what it is: it detaches at once.
 """
 
 from __future__ import annotations
