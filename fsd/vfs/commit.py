@@ -23,7 +23,7 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import COMMIT_OPS_MAX
-from fsd.model.ops import CONFLICT, REFUSED, Content, Create, Op, Outcome, Rename, Unlink
+from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Rename, Setattr, Unlink
 from fsd.remote.api import Remote, SessionInfo, SessionStart
 from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import operation
@@ -43,6 +43,7 @@ RETRY_FIRST: Final = 0.1
 RETRY_MAX: Final = 2.0
 RETRY_DENIED: Final = 15.0
 RESEND_AT_ONCE: Final = 3
+COMMITTED: Final = -1  # `born` of an inode the server has, in a version not read yet
 BACKLOG_OPS: Final = 2000  # so many operations are sent without waiting for their age
 
 
@@ -128,12 +129,20 @@ class Committer:
         for parent, name in names:
             self.core.nodes.mark_names(parent, name, by)
 
-    def cancel(self, opnos: list[int], ino: int) -> None:
-        """These operations never leave this machine."""
+    def cancel(self, opnos: list[int], ino: int, parent: int, time: int) -> None:
+        """These operations never leave this machine; of what they did, the directory's times remain."""
         core = self.core
         core.record(CANCEL, ino, 0, [packb(opnos)])
         for opno in opnos:
             self.forget(core.queue.remove(opno))
+        last = core.queue.last(parent)
+        sent = core.queue.sent[-1].opno if core.queue.sent else 0
+        if last is not None and last.opno > sent and isinstance(last.op, Setattr):
+            # One such operation is enough for a run of temporary files.
+            last.op = last.op._replace(mtime=time, ctime=time)
+            self.relog(last)
+        else:
+            self.add(Setattr(core.take_opno(), SETATTR, parent, None, None, None, None, time, time))
         core.check_wants()
 
     def forget(self, queued: Queued) -> None:
@@ -373,8 +382,10 @@ class Committer:
         self.forget(queued)
         for ino in inos:
             node = core.nodes.by_ino.get(ino)
-            if node is not None:
-                node.born = seq
+            if node is not None and not node.born:
+                # Not `seq`: the row is of that commit now, but others may have changed other fields of it
+                # before, and an answer with the same `born` would be taken for known.
+                node.born = COMMITTED
         if isinstance(op, Content):
             self.landed(queued, outcome, seq)
         return outcome is not None and self.differs(op, outcome)
@@ -428,7 +439,9 @@ class Committer:
         for parent, name in names:
             self.stale_name(parent, name)
         if outcome.parent:
-            self.stale_name(core.local(outcome.parent), outcome.name)
+            parent = core.local(outcome.parent)
+            self.stale(parent)
+            self.stale_name(parent, outcome.name)
         return switch
 
     def becomes(self, op: Op, outcome: Outcome) -> bool:

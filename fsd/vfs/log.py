@@ -82,7 +82,7 @@ class Log:
         self._number = 0
         self._full = False
         self._begun = False  # the current segment is this process's
-        self.unsynced = False
+        self.unsynced: set[int] = set()  # segments written to since the last sync
 
     # opening -----------------------------------------------------------------------------------------
     @classmethod
@@ -216,7 +216,7 @@ class Log:
         pos = self._segment << SHIFT | (self._at + HEAD_LEN)
         self._number += 1
         self._at = end
-        self.unsynced = True
+        self.unsynced.add(self._segment)
         return pos
 
     def _allocate(self, end: int, spare: bool) -> None:
@@ -254,11 +254,11 @@ class Log:
         if not self.unsynced:
             return
         self._host.crash_point("log.sync")
-        for number in sorted(self._fds):
-            if number >= self._segment - 1:
+        for number in sorted(self.unsynced):
+            if number in self._fds:
                 os.fdatasync(self._fds[number])
         fsync_dir(self._dir)
-        self.unsynced = False
+        self.unsynced.clear()
         self._host.crash_point("log.synced")
 
     def free_before(self, pos: int) -> int:

@@ -189,7 +189,7 @@ class NameCalls(Calls):
         time = core.stamp()
         vanish = core.queue.cancellable(parent, name, node.ino) if node.nlink <= 1 else None
         if vanish is not None:
-            self.committer.cancel(vanish, node.ino)
+            self.committer.cancel(vanish, node.ino, parent, time)
         else:
             self.do(Unlink(core.take_opno(), UNLINK, parent, name, node.ino, self.base_of(node), time))
         self.unname(directory, name)
@@ -216,7 +216,7 @@ class NameCalls(Calls):
         time = core.stamp()
         vanish = core.queue.cancellable(parent, name, node.ino)
         if vanish is not None and all(q.op.ino == node.ino for q in core.queue.of(node.ino) if q.op):
-            self.committer.cancel(vanish, node.ino)
+            self.committer.cancel(vanish, node.ino, parent, time)
         else:
             self.do(Rmdir(core.take_opno(), RMDIR, parent, name, node.ino, time))
         self.unname(directory, name)

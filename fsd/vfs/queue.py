@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX
-from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Unlink
+from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Setattr, Unlink
 from fsd.vfs.build import Source
 from fsd.vfs.content import Flight
 from fsd.wire.frame import Blob
@@ -93,6 +93,11 @@ class CommitQueue:
     def of(self, ino: int) -> list[Queued]:
         """What is queued for an inode, in order."""
         return [self._ops[opno] for opno in sorted(self._by_ino.get(ino, ()))]
+
+    def last(self, ino: int) -> Queued | None:
+        """The newest operation queued for an inode."""
+        mine = self._by_ino.get(ino)
+        return self._ops[next(reversed(mine))] if mine else None
 
     def cancellable(self, parent: int, name: bytes, ino: int) -> list[int] | None:
         """The operations that vanish when `name`, the only name of `ino`, is removed now: all that ever

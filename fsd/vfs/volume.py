@@ -195,6 +195,11 @@ class Volume(FileCalls):
             "previous_session": self.previous,
         }
 
+    def sync(self) -> None:
+        """Everything accepted so far is on this machine's disk: nobody writes any more, and what is not sent
+        yet must outlive a restart. Blocks on the disk."""
+        self.core.log.sync()
+
     def close(self) -> None:
         """Close the log and the lock. What is pending stays in the log."""
         self.core.log.close()

@@ -119,7 +119,7 @@ class Tree:
 
 def shown(node: Node) -> tuple[Any, ...]:
     if node.is_dir:
-        return ("dir", node.mode, tuple(sorted(node.xattrs.items())))
+        return ("dir", node.mode, node.mtime, tuple(sorted(node.xattrs.items())))
     if node.kind == stat.S_IFLNK:
         return ("link", node.target)
     return ("file", bytes(node.data), node.mode, node.nlink, node.mtime, tuple(sorted(node.xattrs.items())))
@@ -132,7 +132,7 @@ def server_tree(bench: Bench, ino: int = ROOT_INO, path: str = "") -> dict[str, 
         at, attr = f"{path}/{name.decode()}", entry.attr
         xattrs = tuple(sorted((attr.xattrs or {}).items()))
         if attr.is_dir:
-            found[at] = ("dir", attr.mode & 0o7777, xattrs)
+            found[at] = ("dir", attr.mode & 0o7777, attr.mtime, xattrs)
             found.update(server_tree(bench, attr.ino, at))
         elif attr.is_file:
             data = bench.read(attr)
@@ -272,7 +272,7 @@ class Client:
             node = self.call(lambda v, i=child: v.getattr(i))  # type: ignore[misc]
             xattrs = tuple(sorted((node.xattrs or {}).items()))
             if node.is_dir:
-                found[at] = ("dir", node.mode & 0o7777, xattrs)
+                found[at] = ("dir", node.mode & 0o7777, node.mtime, xattrs)
                 self._visit(node.ino, at, found)
             elif node.is_file:
                 data = self.read_all(node.ino)
@@ -364,8 +364,10 @@ class World(Client):
             fn()
         assert told.value.errno == number, f"{told.value} instead of {errno.errorcode[number]}"
 
-    def times(self, node: Node) -> None:
-        node.mtime = self.call(lambda v: v.getattr(node.ino)).mtime
+    def times(self, *nodes: Node) -> None:
+        """What the clock said is the client's to say; that it stays is what the test checks."""
+        for node in nodes:
+            node.mtime = self.call(lambda v, i=self.ino(node): v.getattr(i)).mtime  # type: ignore[misc]
 
     def do_create(self) -> None:
         where, name = self.some_dir(), self.rng.choice(self.NAMES)
@@ -381,6 +383,7 @@ class World(Client):
         node = Node(stat.S_IFREG, 0o644)
         node.ino, node.nlink, node.mtime = made.ino, 1, made.mtime
         where.names[name] = node
+        self.times(where)
         self.handles.append((fh, node, append))
 
     def do_write(self) -> None:
@@ -442,6 +445,7 @@ class World(Client):
             return
         self.call(lambda v: v.unlink(self.ino(where), name))
         del where.names[name]
+        self.times(where)
         node.nlink -= 1
 
     def do_rmdir(self) -> None:
@@ -454,6 +458,7 @@ class World(Client):
             return
         self.call(lambda v: v.rmdir(self.ino(where), name))
         del where.names[name]
+        self.times(where)
 
     def do_mkdir(self) -> None:
         where, name = self.some_dir(), self.rng.choice(self.NAMES)
@@ -464,6 +469,7 @@ class World(Client):
         node = Node(stat.S_IFDIR, 0o755)
         node.ino = made.ino
         where.names[name] = node
+        self.times(where, node)
 
     def do_symlink(self) -> None:
         where, name = self.some_dir(), self.rng.choice(self.NAMES)
@@ -475,6 +481,7 @@ class World(Client):
         node = Node(stat.S_IFLNK, 0o777)
         node.ino, node.target, node.nlink = made.ino, target, 1
         where.names[name] = node
+        self.times(where)
 
     def files(self) -> list[Node]:
         return [c for _, d in self.tree.dirs() for c in d.names.values() if c.kind == stat.S_IFREG]
@@ -489,6 +496,7 @@ class World(Client):
         self.call(lambda v: v.link(node.ino, self.ino(where), name))
         where.names[name] = node
         node.nlink += 1
+        self.times(where)
 
     def do_rename(self) -> None:
         where, name, node = self.child()
@@ -510,6 +518,7 @@ class World(Client):
         fn()
         if over is node:
             return
+        self.times(where, to)
         if flags == RENAME_EXCHANGE:
             assert over is not None
             where.names[name], to.names[new] = over, node
