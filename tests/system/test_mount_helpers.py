@@ -1,0 +1,129 @@
+"""mount(8) and umount(8) through the helpers: fstab options, honest ends, clear refusals."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.sandbox import Sandbox
+from support.server import Server
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(60)]
+
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+
+
+@pytest.fixture
+def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path / "box", server.create())
+    made.state.mkdir()
+    yield made
+    os.kill(server.pid, signal.SIGCONT)
+    while made.mountpoint.is_mount():
+        made.fsd("unmount", os.fspath(made.mountpoint), "--lazy", "--timeout", "2s", check=False)
+        made.detach()
+    made.close()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """`fsd` as one path, as the wrapper in /sbin passes it."""
+    path = tmp_path / "fsd"
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fsd "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def call(box: Sandbox, *command: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in box.env.items() if name != "FSD_TOKEN"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=40, check=False)
+
+
+def token_file(box: Sandbox) -> Path:
+    path = box.base / "token"
+    path.write_text(box.fs.token)
+    path.chmod(0o600)
+    return path
+
+
+def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
+    place = os.fspath(box.mountpoint)
+    options = f"rw,_netdev,noauto,x-systemd.automount,token-file={token_file(box)},state-dir={box.state}"
+    mounted = call(box, str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place, "-s", "-o", options)
+    assert mounted.returncode == 0, mounted.stderr
+    assert box.mountpoint.is_mount()
+    (box.mountpoint / "sub").mkdir()
+    (box.mountpoint / "sub" / "file").write_bytes(b"x")
+    with open(box.mountpoint / "sub" / "file", "rb"):
+        busy = call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), place)
+        assert busy.returncode == 7
+        assert str(os.getpid()) in busy.stderr
+        assert box.mountpoint.is_mount()
+    gone = call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), place, "-v")
+    assert gone.returncode == 0, gone.stderr
+    assert not box.mountpoint.is_mount()
+    again = call(
+        box, str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd:/sub", place, "-n", f"-oro,{options}"
+    )
+    assert again.returncode == 0, again.stderr
+    assert os.listdir(box.mountpoint) == ["file"]
+    with pytest.raises(OSError, match="Read-only"):
+        (box.mountpoint / "x").touch()
+    lazy = call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), place, "-l")
+    assert lazy.returncode == 0, lazy.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "word"),
+    [("fsd", "nonsense", "unknown option: nonsense"), ("//cifs/share", "ro", "the source is fsd")],
+)
+def test_refusals(box: Sandbox, program: Path, source: str, options: str, word: str) -> None:
+    done = call(
+        box, str(SCRIPTS / "mount.fuse.fsd"), str(program), source, str(box.mountpoint), "-o", options
+    )
+    assert done.returncode == 1
+    assert word in done.stderr
+    assert not box.mountpoint.is_mount()
+
+
+def test_mount_and_umount_of_the_system(box: Sandbox, server: Server) -> None:
+    """As in fstab. umount returns when everything is on the server, however slow that is."""
+    wrapper = Path("/sbin/umount.fuse.fsd")
+    assert wrapper.exists(), "run scripts/setup as root: it puts the helpers into /sbin"
+    place = os.fspath(box.mountpoint)
+    options = f"token-file={token_file(box)},state-dir={box.state}"
+    mounted = call(box, "mount", "-t", "fuse.fsd", "fsd", place, "-o", options)
+    assert mounted.returncode == 0, mounted.stderr
+    (box.mountpoint / "file").write_bytes(b"x" * 100_000)
+    os.kill(server.pid, signal.SIGSTOP)
+    resume = threading.Timer(1.0, os.kill, (server.pid, signal.SIGCONT))
+    start = time.monotonic()
+    resume.start()
+    gone = call(box, "umount", place)
+    resume.join()
+    assert gone.returncode == 0, gone.stderr
+    assert time.monotonic() - start >= 1.0
+    assert not box.mountpoint.is_mount()
+    assert len(box.fsd("cat", "/file").stdout) == 100_000
+
+
+def test_umount_of_a_mount_made_by_the_command(box: Sandbox, server: Server) -> None:
+    """The daemon enters itself where umount(8) looks."""
+    assert Path("/sbin/umount.fuse.fsd").exists(), "run scripts/setup as root"
+    box.mount()
+    (box.mountpoint / "file").write_bytes(b"x" * 100_000)
+    assert call(box, "umount", os.fspath(box.mountpoint)).returncode == 0
+    assert not box.mountpoint.is_mount()
+    assert len(box.fsd("cat", "/file").stdout) == 100_000
+    box.mount()
+    with open(box.mountpoint / "file", "rb"):
+        assert call(box, "umount", os.fspath(box.mountpoint)).returncode != 0
+    assert box.mountpoint.is_mount()
