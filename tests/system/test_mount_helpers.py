@@ -100,7 +100,7 @@ def test_mount_and_umount_of_the_system(box: Sandbox, server: Server) -> None:
     assert wrapper.exists(), "run scripts/setup as root: it puts the helpers into /sbin"
     place = os.fspath(box.mountpoint)
     options = f"token-file={token_file(box)},state-dir={box.state}"
-    mounted = call(box, "mount", "-t", "fuse.fsd", "fsd", place, "-o", options)
+    mounted = call(box, "mount", "-t", "fuse.fsd", "fsd:/", place, "-o", options)
     assert mounted.returncode == 0, mounted.stderr
     (box.mountpoint / "file").write_bytes(b"x" * 100_000)
     os.kill(server.pid, signal.SIGSTOP)
