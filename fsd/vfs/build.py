@@ -59,7 +59,7 @@ class BlockTask(NamedTuple):
         changed = sum(run[1] for run in self.runs)
         if self.length < PATCH_MIN_BLOCK or changed * 4 >= self.length:
             return False
-        return len(self.parts) + len(_joined(self.runs)) <= PATCHES_MAX
+        return len(self.parts) + len(_joined(self.runs)) <= PATCHES_MAX + 1
 
     def _covered(self) -> bool:
         joined = _joined(self.runs)

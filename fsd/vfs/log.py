@@ -109,6 +109,7 @@ class Log:
             fd = os.open(directory / (NAME % number), os.O_RDWR | os.O_CLOEXEC)
             log._fds[number] = fd
             log._sizes[number] = os.fstat(fd).st_size
+            log.unsynced.add(number)  # a killed process need not have synced what it wrote
         return log
 
     def scan(self) -> Iterator[Record]:

@@ -1,0 +1,144 @@
+"""The commit queue and the map of inode numbers, without a log or a server."""
+
+from __future__ import annotations
+
+from fsd.model.attrs import Attr
+from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, MIB
+from fsd.model.ops import (
+    CREATE,
+    LINK,
+    RENAME,
+    SETATTR,
+    UNLINK,
+    Create,
+    Link,
+    Op,
+    Rename,
+    Setattr,
+    Unlink,
+)
+from fsd.vfs.queue import CommitQueue, Queued, touched
+from fsd.vfs.wiremap import WireMap
+from fsd.wire.frame import Blob
+
+
+def create(opno: int, ino: int, name: bytes = b"f", parent: int = 1) -> Create:
+    return Create(opno, CREATE, parent, name, ino, 0o100644, 0, 0, 0, None, 5)
+
+
+def chmod(opno: int, ino: int) -> Setattr:
+    return Setattr(opno, SETATTR, ino, 0o600, None, None, None, None, 5)
+
+
+def queue_of(*ops: Op) -> CommitQueue:
+    queue = CommitQueue()
+    for op in ops:
+        queue.add(Queued(op.opno, op, op.opno, 0.0))
+    return queue
+
+
+def test_a_file_that_never_left_vanishes() -> None:
+    queue = queue_of(create(1, 10), create(2, 11, b"g"), chmod(3, 10))
+    assert queue.cancellable(1, b"f", 10) == [1, 3]
+
+
+def test_a_file_that_was_sent_does_not_vanish() -> None:
+    queue = queue_of(create(1, 10), chmod(2, 10))
+    queue.sent = queue.batch(1)
+    assert queue.cancellable(1, b"f", 10) is None
+
+
+def test_a_file_the_server_knows_does_not_vanish() -> None:
+    assert queue_of(chmod(1, 10)).cancellable(1, b"f", 10) is None
+    assert CommitQueue().cancellable(1, b"f", 10) is None
+
+
+def test_a_file_that_was_renamed_or_linked_does_not_vanish() -> None:
+    renamed = Rename(2, RENAME, 1, b"f", 10, 1, b"h", 0, 0, 0, 5)
+    assert queue_of(create(1, 10), renamed).cancellable(1, b"h", 10) is None
+    linked = Link(2, LINK, 10, 1, b"h", 5)
+    gone = Unlink(3, UNLINK, 1, b"f", 10, 0, 5)
+    assert queue_of(create(1, 10), linked, gone).cancellable(1, b"h", 10) is None
+
+
+def test_a_directory_with_something_in_it_does_not_vanish() -> None:
+    queue = queue_of(create(1, 10), create(2, 11, b"x", parent=10))
+    assert queue.cancellable(1, b"f", 10) is None
+
+
+def test_a_batch_ends_before_what_is_not_made() -> None:
+    queue = queue_of(create(1, 10))
+    queue.add(Queued(2, None, 2, 0.0, flight=FakeFlight(10)))  # type: ignore[arg-type]
+    queue.add(Queued(3, create(3, 11, b"g"), 3, 0.0))
+    assert [queued.opno for queued in queue.batch(100)] == [1]
+
+
+class FakeFlight:
+    def __init__(self, ino: int) -> None:
+        self.ino = ino
+
+
+def test_a_batch_is_bounded_in_operations_and_bytes() -> None:
+    queue = queue_of(*(create(at, at + 10, b"%d" % at) for at in range(1, COMMIT_OPS_MAX + 10)))
+    assert len(queue.batch(COMMIT_OPS_MAX)) == COMMIT_OPS_MAX
+    assert len(queue.batch(3)) == 3
+    heavy = CommitQueue()
+    for at in range(1, 11):
+        blob = Blob(bytes(32), 0, MIB, bytes(MIB))
+        heavy.add(Queued(at, create(at, at + 10, b"%d" % at), at, 0.0, blobs=[blob]))
+    assert len(heavy.batch(100)) == COMMIT_BLOBS_MAX // MIB
+
+
+def test_removing_forgets_every_index() -> None:
+    queue = queue_of(create(1, 10), chmod(2, 10))
+    for opno in (1, 2):
+        queue.remove(opno)
+    assert len(queue) == 0
+    assert queue.of(10) == []
+    assert queue.last(10) is None
+    assert queue.oldest() is None
+
+
+def test_what_a_rename_touches() -> None:
+    op = Rename(1, RENAME, 2, b"a", 10, 3, b"b", 0, 11, 0, 5)
+    assert set(touched(op).inos) == {2, 3, 10, 11}
+    assert set(touched(op).names) == {(2, b"a"), (3, b"b")}
+
+
+def attr(ino: int, parent: int = 0) -> Attr:
+    return Attr(ino, 0o40755, 2, 0, 0, 0, 0, 0, 0, 0, None, parent, None, None, 0, 0, 0)
+
+
+def test_numbers_are_themselves_until_something_is_said() -> None:
+    wire = WireMap()
+    assert wire.empty
+    assert wire.out(5) == 5
+    assert wire.known(5) == 5
+    op = create(7, 10)
+    assert wire.op(op, 0) is op
+    assert wire.op(op, 3).opno == 4
+
+
+def test_a_number_that_means_another_inode_here_is_told_apart() -> None:
+    """The server's 10 is the other's file; what programs know as 10 is the copy 99."""
+    wire = WireMap()
+    wire.put(10, 99)
+    assert wire.out(10) == 99
+    assert wire.known(99) == 10
+    assert wire.known(10) is None
+    wire.put(500, 10)
+    assert wire.known(10) == 500
+    assert wire.out(500) == 10
+    assert wire.op(create(1, 10, parent=500), 0)[2:5] == (10, b"f", 99)
+    assert wire.attr(attr(99, parent=10), 10) == attr(10, parent=500)
+
+
+def test_a_map_survives_the_log() -> None:
+    wire = WireMap()
+    wire.put(10, 99)
+    wire.put(500, 10)
+    wire.put(10, 100)
+    again = WireMap(wire.pairs())
+    assert again.pairs() == wire.pairs()
+    assert again.known(99) == 99
+    assert again.known(100) == 10
