@@ -289,3 +289,20 @@ def test_readdir_gives_every_name_once(tiny_mini: Tiny, count: int) -> None:
     if count:
         subprocess.run(["rm", "-r", str(directory)], timeout=20, check=True)
         assert not directory.exists()
+
+
+def test_lookups_are_counted_as_the_kernel_counts_them(tiny_mini: Tiny) -> None:
+    """Whatever told the kernel of an inode, it forgets exactly that often."""
+    top = tiny_mini.place
+    for number in range(300):
+        (top / f"f{number}").write_bytes(b"x")
+    (top / "d").mkdir()
+    subprocess.run(["ls", "-la", str(top)], capture_output=True, timeout=10, check=True)
+    assert len(list(os.scandir(top))) == 301
+    assert os.statvfs(top).f_files == 301
+    for number in range(300):
+        os.stat(top / f"f{number}")
+        os.unlink(top / f"f{number}")
+    os.rmdir(top / "d")
+    wait_for(lambda: os.statvfs(top).f_files == 0, 5, "the kernel to forget what is gone")
+    assert os.statvfs(top).f_ffree == 0

@@ -79,7 +79,10 @@ class TinyVolume:
             self.known.add((parent, name))
             raise Park(self._slow(int(slow[1]), "a slow lookup"))
         ino = self.nodes[parent].names.get(name)
-        return None if ino is None else self.nodes[ino]
+        if ino is None:
+            return None
+        self.ref(ino)
+        return self.nodes[ino]
 
     def getattr(self, ino: int) -> TinyInode:
         return self.nodes[ino]
@@ -97,12 +100,15 @@ class TinyVolume:
         return inode
 
     def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> TinyInode:
-        return self._add(parent, name, mode, uid, gid)
+        made = self._add(parent, name, mode, uid, gid)
+        self.ref(made.ino)
+        return made
 
     def create(
         self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
     ) -> tuple[TinyInode, int]:
         inode = self._add(parent, name, stat.S_IFREG | (mode & 0o7777), uid, gid)
+        self.ref(inode.ino)
         return inode, self.open(inode.ino, flags)
 
     def unlink(self, parent: int, name: bytes) -> None:
@@ -173,7 +179,11 @@ class TinyVolume:
         return []
 
     def statfs(self) -> dict[str, int]:
-        return {"f_bsize": 4096, "f_frsize": 4096, "f_blocks": 1000, "f_bfree": 500, "f_namemax": 255}
+        """f_files is how many inodes the kernel holds, f_ffree those whose count went below nothing."""
+        held = sum(count > 0 for count in self.lookups.values())
+        below = sum(count < 0 for count in self.lookups.values())
+        sizes = {"f_bsize": 4096, "f_frsize": 4096, "f_blocks": 1000, "f_bfree": 500, "f_namemax": 255}
+        return {**sizes, "f_files": held, "f_ffree": below}
 
     def jobs(self) -> list[Any]:
         return []
