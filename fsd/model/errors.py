@@ -184,6 +184,16 @@ class IntegrityError(FsdError):
     status = 500
 
 
+class DamagedBody(FsdError):
+    """A request's body was cut or changed on the way: what it says of itself is not what arrived. The sender
+    still has it, and sends it again."""
+
+    code = "damaged_body"
+    status = 400
+    retryable = True
+    default_hint = "send it again"
+
+
 class FormatTooNew(FsdError):
     """Data written by a newer version."""
 

@@ -113,7 +113,7 @@ def declared_length(request: Request, limit: int) -> int | None:
         return None
     if not text.isascii() or not text.isdigit():
         raise UsageError("Content-Length is no number")
-    if int(text) > limit:
+    if len(text) > 18 or int(text) > limit:
         raise TooLarge(f"a body of {text} bytes, at most {limit} on this route")
     return int(text)
 

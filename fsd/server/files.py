@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fnmatch
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -65,6 +66,7 @@ ONE: Final = "/v1/file-systems/{id}"
 HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes them
 CHECK_FIRST: Final = 4 * MIB  # of a body larger than this, path and conditions are checked before it is read
 NOTHING: Final = Uploaded(0, (), None)
+_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 FOLDS_MAX: Final = 8  # times an append plans again because its last block had to be folded
 
 
@@ -341,7 +343,7 @@ def _number(request: Request, name: str, high: int) -> int | None:
     if not request.query_params.get(name):
         return None
     text = request.query_params[name]
-    if not text.lstrip("-").isdigit() or not text.isascii() or not -high <= int(text) <= high:
+    if not _WHOLE.fullmatch(text) or not -high <= int(text) <= high:
         raise UsageError(f"{name} is a whole number of at most {high}")
     return int(text)
 

@@ -52,8 +52,8 @@ from fsd.server.route import RouteDef, route
 from fsd.service.access import FsRef, Grant
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
-from fsd.wire.frame import pack, unpack
-from fsd.wire.messages import MEDIA_TYPE, packb, read_commit, unpackb
+from fsd.wire.frame import pack
+from fsd.wire.messages import MEDIA_TYPE, packb, read_commit, read_frame, unpackb
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ async def store_packs(request: Request) -> Response:
     """Store blobs ahead of the commit that names them; durable when answered."""
 
     def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
-        _, blobs = unpack(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=UPLOAD_MAX)
+        _, blobs = read_frame(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=UPLOAD_MAX)
         ctx.service.packs.store(fs.id, fs.name, blobs)
         return packb({"stored": len(blobs)})
 

@@ -49,6 +49,7 @@ from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
 
 T = TypeVar("T")
+OPNO_MAX: Final = 2**62  # the next number fits a database column too
 _DIGEST: Final = 8
 _APPLIED: Final = struct.Struct(f">Q{_DIGEST}s")
 _FOLDS_MAX: Final = 64  # blocks folded for one commit; after that an append becomes a copy
@@ -96,7 +97,7 @@ class Commits:
 
     def commit(self, fs: FsRef, commit: Commit, who: Grant) -> CommitAnswer:
         """Apply a session's commit; see `CommitAnswer`. Raises `SessionForked`, `SessionUnknown`,
-        `UsageError`, `IntegrityError` (a blob's bytes), `NotFound`, and what the database raises."""
+        `UsageError`, `DamagedBody` (a blob's bytes), `NotFound`, and what the database raises."""
         work = self._work(fs, commit)
         folding = _Folding(self._packs, fs, commit.blobs)
 
@@ -117,8 +118,8 @@ class Commits:
         ops = commit.ops
         if len(ops) > COMMIT_OPS_MAX:
             raise TooLarge(f"{len(ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
-        if ops and ops[0].opno < 1:
-            raise UsageError("operations are numbered from 1")
+        if ops and not 1 <= ops[0].opno <= ops[-1].opno < OPNO_MAX:
+            raise UsageError("operations are numbered from 1, within 62 bits")
         named, refused = examine(ops)
         pack = msgpack.Packer(use_bin_type=True).pack
         digests = {op.opno: hashlib.blake2b(pack(op), digest_size=_DIGEST).digest() for op in ops}

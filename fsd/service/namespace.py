@@ -143,8 +143,10 @@ _FORMS: Final[dict[str, tuple[type, ...]]] = {
 
 def _check(question: Any) -> tuple[str, tuple[Any, ...]]:
     """The question's kind and arguments, of the right types and in range."""
-    if not isinstance(question, (tuple, list)) or not question or question[0] not in _FORMS:
-        raise UsageError("not a question, or one of an unknown kind")
+    if not isinstance(question, (tuple, list)) or not question or type(question[0]) is not str:
+        raise UsageError("not a question")
+    if question[0] not in _FORMS:
+        raise UsageError("a question of an unknown kind")
     kind = question[0]
     args: tuple[Any, ...] = tuple(tuple(a) if isinstance(a, list) else a for a in question[1:])
     form = _FORMS[kind]

@@ -21,7 +21,7 @@ from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
-from fsd.model.errors import IntegrityError, NotFound, TooLarge
+from fsd.model.errors import DamagedBody, IntegrityError, NotFound, TooLarge
 from fsd.model.limits import KIB, PACK_INLINE_MAX, UPLOAD_BLOBS_MAX, UPLOAD_MAX
 from fsd.wire.frame import Blob, open_blob, pack_pieces
 
@@ -85,7 +85,7 @@ class Packs:
 
     def prepare(self, fs: int, fs_name: str, blobs: Sequence[Blob]) -> Prepared:
         """Verify `blobs` (the same one twice counts once), leave out those stored already, and write the
-        pack's object unless it is small. Nothing names it yet. Raises `IntegrityError`, `TooLarge`, and what
+        pack's object unless it is small. Nothing names it yet. Raises `DamagedBody`, `TooLarge`, and what
         the store raises."""
         if len(blobs) > UPLOAD_BLOBS_MAX:
             raise TooLarge(f"{len(blobs)} blobs in one upload, at most {UPLOAD_BLOBS_MAX}")
@@ -94,7 +94,7 @@ class Packs:
         given: dict[bytes, Blob] = {}
         for blob in blobs:
             if blob.hash not in given:
-                open_blob(blob)
+                _arrived(blob)
                 given[blob.hash] = blob
         # Only an upload worth an object asks first; a small one finds out in its own transaction.
         known: set[bytes] = set()
@@ -237,6 +237,14 @@ class Packs:
             except NotFound:
                 moved += group
         return blobs, moved
+
+
+def _arrived(blob: Blob) -> None:
+    """Raises `DamagedBody` when a sent blob is not what it is named by."""
+    try:
+        open_blob(blob)
+    except IntegrityError as exc:
+        raise DamagedBody(exc.message) from exc
 
 
 def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes], _Made]:

@@ -156,8 +156,7 @@ def _removed_elsewhere(
 
 
 def _check_new(op: Create) -> None:
-    kind = stat.S_IFMT(op.mode)
-    if kind not in _TYPES or not 0 <= op.mode <= 0o177777:
+    if not 0 <= op.mode <= 0o177777 or (kind := stat.S_IFMT(op.mode)) not in _TYPES:
         raise Refuse(errno.EINVAL, "no such type of file")
     if not (0 <= op.uid <= ID_MAX and 0 <= op.gid <= ID_MAX) or op.ino <= ROOT_INO:
         raise Refuse(errno.EINVAL, "a number is out of range")

@@ -93,6 +93,13 @@ def header_length(start: bytes) -> int:
     return int(length)
 
 
+def _row(digest: object, codec: object, raw_len: object, stored: object) -> tuple[bytes, int, int, int]:
+    """A row of the table by its types; bytes(n) and int(x) would also take what is neither."""
+    if type(digest) is bytes and type(codec) is int and type(raw_len) is int and type(stored) is int:
+        return digest, codec, raw_len, stored
+    raise TypeError("a row of the blob table has other types")
+
+
 def unpack(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, Any], list[Blob]]:
     """Header and blobs of a whole frame; raises `UsageError` (damaged, truncated) or `TooLarge`.
 
@@ -105,7 +112,7 @@ def unpack(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, An
     try:
         header = msgpack.unpackb(body[_HEAD.size : head_end], raw=False, use_list=False)
         table = header.pop("blobs")
-        rows = [(bytes(h), int(c), int(r), int(s)) for h, c, r, s in table]
+        rows = [_row(*row) for row in table]
     except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as exc:
         raise UsageError("the frame's header cannot be read") from exc
     if len(rows) > blobs_max:

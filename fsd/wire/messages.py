@@ -11,13 +11,14 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from fsd.model.attrs import Attr, Entry
-from fsd.model.errors import TooLarge, Unavailable, UsageError
+from fsd.model.errors import DamagedBody, TooLarge, Unavailable, UsageError
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
 from fsd.model.ops import Op, Outcome, decode_all, encode_all
 from fsd.wire.frame import Blob, pack_pieces, unpack
 
 PROTOCOL: Final = 1
 MEDIA_TYPE: Final = "application/x-fsd"
+_COUNT_MAX: Final = 2**62
 
 
 def packb(value: object) -> bytes:
@@ -70,26 +71,37 @@ def commit_pieces(commit: Commit) -> list[bytes]:
     return pack_pieces(header, commit.blobs)
 
 
-def read_commit(body: bytes) -> Commit:
-    """The commit in a received body; raises `UsageError`, `TooLarge`. Operations are decoded and counted."""
-    header, blobs = unpack(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=COMMIT_BLOBS_MAX)
+def read_frame(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, Any], list[Blob]]:
+    """`unpack` for the receiver of a request: raises `TooLarge`, and `DamagedBody` for what is no frame."""
     try:
-        pending = tuple(int(n) for n in header["pending"])
+        return unpack(body, blobs_max=blobs_max, bytes_max=bytes_max)
+    except TooLarge:
+        raise
+    except UsageError as exc:
+        raise DamagedBody(exc.message) from exc
+
+
+def read_commit(body: bytes) -> Commit:
+    """The commit in a received body, its operations decoded and counted; raises `UsageError`, `TooLarge`,
+    `DamagedBody`."""
+    header, blobs = read_frame(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=COMMIT_BLOBS_MAX)
+    try:
+        operations, files, size = (_count(n) for n in header["pending"])
         commit = Commit(
-            _exact(header["session"], int),
+            _count(header["session"]),
             _exact(header["ticket"], bytes),
             _exact(header["ops"], bytes),
             _exact(header["digest"], bytes),
-            (pending[0], pending[1], pending[2]),
+            (operations, files, size),
             blobs,
         )
         version = header["v"]
-    except (KeyError, TypeError, ValueError, IndexError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         raise UsageError("the commit's header lacks a field or has one of a wrong type") from exc
     if version != PROTOCOL:
         raise UsageError(f"protocol version {version}, this server speaks {PROTOCOL}")
     if hashlib.sha256(commit.ops_raw).digest() != commit.digest:
-        raise UsageError("the commit's operations do not match their digest")
+        raise DamagedBody("the commit's operations do not match their digest")
     if len(commit.ops) > COMMIT_OPS_MAX:
         raise TooLarge(f"{len(commit.ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
     return commit
@@ -132,6 +144,13 @@ def read_answer(raw: bytes) -> CommitAnswer:
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("the answer to a commit is no answer (cut or changed on the way)") from exc
+
+
+def _count(value: Any) -> int:
+    """A number that a database column holds."""
+    if type(value) is not int or not 0 <= value < _COUNT_MAX:
+        raise ValueError("a count is out of range")
+    return value
 
 
 def _exact(value: Any, kind: type) -> Any:

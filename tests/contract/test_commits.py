@@ -15,7 +15,7 @@ from fsd.model import ops
 from fsd.model.attrs import ROOT_INO, make_ino
 from fsd.model.blocks import Part, encode
 from fsd.model.errors import (
-    IntegrityError,
+    DamagedBody,
     PosixError,
     SessionForked,
     SessionUnknown,
@@ -219,7 +219,7 @@ def test_a_blob_with_other_bytes_is_refused(bench: Bench) -> None:
     m.file(ROOT_INO, b"a", b"data")
     (digest, blob) = next(iter(m.blobs.items()))
     m.blobs[digest] = blob._replace(stored=b"DATA")
-    with pytest.raises(IntegrityError):
+    with pytest.raises(DamagedBody):
         m.commit()
     assert bench.tree() == {}
 

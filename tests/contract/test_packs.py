@@ -12,7 +12,7 @@ from support.postgres import PostgresServer
 from fsd.blobs.directory import DirectoryStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, open_database
-from fsd.model.errors import IntegrityError, TooLarge
+from fsd.model.errors import DamagedBody, IntegrityError, TooLarge
 from fsd.model.limits import BLOCK, PACK_INLINE_MAX, UPLOAD_BLOBS_MAX, UPLOAD_MAX
 from fsd.service.packs import Packs, object_key
 from fsd.wire.frame import RAW, Blob, make_blob, open_blob
@@ -135,7 +135,7 @@ def test_counts_move_by_what_is_said(shelf: Shelf) -> None:
     ],
 )
 def test_bytes_that_are_not_what_they_say_are_refused_whole(shelf: Shelf, bad: Blob) -> None:
-    with pytest.raises(IntegrityError):
+    with pytest.raises(DamagedBody):
         shelf.put(small(5), large(5), bad)
     assert shelf.packs.read(shelf.fs, [small(5).hash, large(5).hash, bad.hash]) == {}
     assert shelf.objects() == []

@@ -193,7 +193,7 @@ def test_sessions_are_started_reported_ended_and_listed(shared_fs: TestFs) -> No
 def test_damaged_bodies_are_refused(shared_fs: TestFs, route: str, body: bytes, status: int) -> None:
     got = shared_fs.ask("POST", route, body)
     assert got.status == status, got.body
-    assert got.json["error"]["code"] in ("invalid_argument", "too_large")
+    assert got.json["error"]["code"] in ("invalid_argument", "too_large", "damaged_body")
 
 
 def test_bodies_over_the_bound_of_a_route_are_refused_unread(shared_fs: TestFs) -> None:
@@ -205,7 +205,7 @@ def test_bodies_over_the_bound_of_a_route_are_refused_unread(shared_fs: TestFs) 
 def test_a_pack_with_wrong_bytes_is_refused(shared_fs: TestFs) -> None:
     blob = make_blob(os.urandom(1000))
     got = shared_fs.ask("POST", "/packs", pack({}, [blob._replace(hash=b"x" * 32)]))
-    assert got.status == 500 and got.code == "integrity"
+    assert got.status == 400 and got.code == "damaged_body" and got.json["error"]["retryable"]
 
 
 def test_the_caller_gets_its_call_id_back(shared_fs: TestFs) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 
+import msgpack
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd.model.errors import FsdError, IntegrityError, TooLarge, Unavailable, UsageError
+from fsd.model.errors import DamagedBody, FsdError, IntegrityError, TooLarge, Unavailable, UsageError
 from fsd.model.limits import BLOCK
 from fsd.model.ops import LINK, Link, Outcome
 from fsd.wire import frame, messages
@@ -71,7 +72,7 @@ def test_a_commit_arrives_as_it_was_made_and_is_bound_to_its_digest() -> None:
     assert got.ops == made.ops
     assert got.pending == (1, 2, 3)
     other = made._replace(digest=b"0" * 32)
-    with pytest.raises(UsageError, match="digest"):
+    with pytest.raises(DamagedBody, match="digest"):
         messages.read_commit(b"".join(messages.commit_pieces(other)))
 
 
@@ -92,3 +93,41 @@ def test_answers_and_feed_pages_come_back() -> None:
     assert messages.read_answer(answer.encode()) == answer
     page = messages.FeedPage(9, (messages.Change(9, 1, (5,), ((1, b"n"),)),), False)
     assert messages.read_feed(page.encode()) == page
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pending", (float("inf"), 0, 0)),
+        ("pending", (-1, 0, 0)),
+        ("pending", (2**63, 0, 0)),
+        ("pending", (1, 2)),
+        ("pending", 5),
+        ("session", 2**63),
+        ("session", -1),
+        ("session", "1"),
+        ("ticket", "text"),
+    ],
+)
+def test_header_fields_of_a_commit_are_of_their_types(field: str, value: object) -> None:
+    made = messages.make_commit(5, b"t", [], (0, 0, 0), [])
+    header = {
+        "v": 1,
+        "ops": made.ops_raw,
+        "digest": made.digest,
+        "session": 5,
+        "ticket": b"t",
+        "pending": (0, 0, 0),
+    }
+    with pytest.raises(UsageError):
+        messages.read_commit(frame.pack({**header, field: value}, []))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[2**40, 0, 1, 0], [b"x" * 32, float("inf"), 1, 0], ["x" * 32, 0, 1, 0], [b"x" * 32, 0, 1, 2.0], [1]],
+)
+def test_rows_of_a_blob_table_are_of_their_types(row: list[object]) -> None:
+    raw = msgpack.packb({"blobs": [row]}, use_bin_type=True)
+    with pytest.raises(UsageError):
+        frame.unpack(b"FSD1" + len(raw).to_bytes(4, "big") + raw, blobs_max=9, bytes_max=BLOCK)
