@@ -18,7 +18,7 @@ from fsd.kernel.runner import Runner
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import PARKED_MAX
 from fsd.remote.api import Remote
-from fsd.vfs.types import Cache, Job, Want
+from fsd.vfs.types import Cache, Invalidation, Job, Want
 from fsd.vfs.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class Machine:
         self._parked: dict[int, Parked] = {}
         self._next_key = 0
         self._stopped = False
+        # Takes what the kernel has to forget beside what the feed tells; loop's thread.
+        self.invalidated: Callable[[list[Invalidation]], None] | None = None
         self.beat = host.monotonic()
 
     def start(self) -> None:
@@ -93,8 +95,7 @@ class Machine:
         if self._stopped:
             return
         self.volume.finish(job, result)
-        self.settle()
-        self.pump()
+        self._after()
 
     def tick(self) -> None:
         """Timers: called every 100 ms or so. `beat` tells the watchdog that the loop is alive."""
@@ -103,10 +104,17 @@ class Machine:
         if self._stopped:
             return
         self.volume.tick(now)
-        self.settle()
+        self._after()
         for parked in list(self._parked.values()):
             if parked.deadline is not None and now >= parked.deadline and not parked.woken:
                 self.wake(parked, Unavailable(f"no answer in time: {parked.want.what}"))
+
+    def _after(self) -> None:
+        """What may have come of a result or a tick."""
+        found = self.volume.take_invalidations()
+        if found and self.invalidated is not None:
+            self.invalidated(found)
+        self.settle()
         self.pump()
 
     def settle(self) -> None:

@@ -126,6 +126,8 @@ class Committer:
             node = self.core.nodes.by_ino.get(ino)
             if node is not None:
                 node.pending += by
+                if by < 0 and node.pending == 0 and node.lookups == 0:
+                    self.core.unused[ino] = None
         for parent, name in names:
             self.core.nodes.mark_names(parent, name, by)
 

@@ -61,6 +61,7 @@ class Core:
         self.commit_wants: list[CommitWant] = []
         self.jobs: deque[Job] = deque()
         self.invalidations: list[Invalidation] = []
+        self.unused: dict[int, None] = {}  # perhaps needed by nobody since their last operation was told
         self.orphans: dict[int, None] = {}  # no name left, still open
         self.reason = ""  # why the last attempt to send failed
         self.recovering = False
@@ -244,6 +245,13 @@ class Core:
         node = self.nodes.by_ino.get(ino)
         if node is not None:
             self.invalidations.append(Invalidation(ino, name))
+
+    def drop_unused(self) -> None:
+        """Drop what the kernel forgot while its last operation was on its way. Between events only."""
+        while self.unused:
+            node = self.nodes.by_ino.get(self.unused.popitem()[0])
+            if node is not None:
+                self.forget_if_unused(node)
 
     def forget_if_unused(self, node: Inode) -> None:
         if self.nodes.droppable(node):

@@ -96,6 +96,7 @@ class Volume(FileCalls):
     def tick(self, now: float) -> None:
         """Flush by age, retry, end what waited too long. `now` is `host.monotonic()`."""
         core = self.core
+        core.drop_unused()
         core.expire(now)
         if now >= self.limit_at:
             self.limit_at = now + 1.0

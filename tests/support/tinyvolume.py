@@ -202,6 +202,9 @@ class TinyVolume:
                 want.end()
         self.timers = [(at, want) for at, want in self.timers if now < at]
 
+    def take_invalidations(self) -> list[Any]:
+        return []
+
     def next_deadline(self) -> float | None:
         return min((at for at, _ in self.timers), default=None)
 
