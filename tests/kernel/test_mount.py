@@ -374,3 +374,19 @@ def test_the_page_cache_keeps_what_did_not_change(place: Place) -> None:
             assert os.stat(box.mountpoint / "f").st_size == 4096
         finally:
             box.signal(signal.SIGCONT)
+
+
+def test_what_is_gone_is_forgotten(place: Place) -> None:
+    """Memory follows the live tree: files that came and went leave no inode behind."""
+    box = place.box()
+    for number in range(200):
+        (box.mountpoint / f"f{number}").write_bytes(b"x")
+    box.drain()
+    assert box.status()["inodes"] >= 200
+    for number in range(200):
+        (box.mountpoint / f"f{number}").unlink()
+    for number in range(200):
+        (box.mountpoint / "temporary").write_bytes(b"x")
+        (box.mountpoint / "temporary").unlink()
+    box.drain()
+    wait_for(lambda: box.status()["inodes"] < 20, 10, "the inodes to go", every=0.2)
