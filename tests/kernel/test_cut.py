@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.cli import command
 from support.parked import parked
+from support.processes import die_with_parent
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -200,3 +202,45 @@ def test_a_detached_daemon_that_sends_is_waited_for(box: Sandbox, server: Server
     finally:
         resume.join()
     assert (box.mountpoint / "f").read_bytes() == b"late"
+
+
+def test_ctrl_c_tells_how_far_it_is_and_twice_leaves_no_mount(box: Sandbox, server: Server) -> None:
+    argv = [
+        *command(),
+        "mount",
+        os.fspath(box.mountpoint),
+        "--state-dir",
+        os.fspath(box.state),
+        "--foreground",
+    ]
+    process = subprocess.Popen(
+        [*argv, "--stop-timeout", "30s"],
+        env=box.env,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        wait_for(lambda: os.path.ismount(box.mountpoint), 20, "the mount")
+        wait_for(lambda: box.fsd("status", os.fspath(box.mountpoint), check=False).returncode == 0, 10)
+        (box.mountpoint / "f").write_bytes(b"x" * 5000)
+        os.kill(server.pid, signal.SIGSTOP)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        said = b""
+        while b"1 files" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(5) == 6
+        assert not os.path.ismount(box.mountpoint)
+    finally:
+        process.kill()
+        process.wait(10)
+        assert process.stderr is not None
+        process.stderr.close()
+    os.kill(server.pid, signal.SIGCONT)
+    box.mount()
+    assert (box.mountpoint / "f").read_bytes() == b"x" * 5000

@@ -385,7 +385,7 @@ def test_what_is_gone_is_forgotten(place: Place) -> None:
     assert box.status()["inodes"] >= 200
     for number in range(200):
         (box.mountpoint / f"f{number}").unlink()
-    for number in range(200):
+    for _ in range(200):
         (box.mountpoint / "temporary").write_bytes(b"x")
         (box.mountpoint / "temporary").unlink()
     box.drain()

@@ -266,7 +266,7 @@ def test_a_stop_signal_to_either_ends_both(tiny: Tiny, who: str, number: signal.
 def test_foreground_ctrl_c_of_the_terminals_group_is_one_stop(tiny: Tiny) -> None:
     process = tiny.start_foreground()
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(8) == 0
+    assert process.wait(8) == 0, tiny.record()
     assert not tiny.listed()
 
 
@@ -299,6 +299,16 @@ def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
     )
     assert "mini.py" in text
     assert "trio" in text
+    assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
+
+
+def test_a_hang_of_the_fuse_thread_dumps_all_stacks(tiny: Tiny) -> None:
+    assert tiny.start("hang").returncode == 0
+    assert not (tiny.place / "hang2000").exists()
+    text = Path(tiny.record().log).read_text()
+    assert "the FUSE thread has not turned" in text
+    assert text.count("all stacks follow") == 1
+    assert "tinyvolume.py" in text
     assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
 
 

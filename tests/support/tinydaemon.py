@@ -1,7 +1,7 @@
 """`fsd mount` whose daemon holds a `TinyVolume` and needs no server.
 
-Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone]` in tests/: state in BASE/state,
-records in BASE/run. Exits as the command would.
+Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
+BASE/state, records in BASE/run. `hang` shortens the watchdog's patience. Exits as the command would.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from support.tinyvolume import TinyVolume
 
 
 def tiny(*args: Any) -> Any:
+    """Stands for `open_volume`; runs in the daemon, so that the supervisor stays as small as it is."""
+    import fsd.kernel.daemon
+
+    if "hang" in sys.argv:
+        fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
     return TinyVolume()
 
 

@@ -1,7 +1,8 @@
 """A volume in memory, for tests of the scheduler and the kernel layer alone.
 
 A name that begins with `slow<ms>` parks: its first lookup for that time, and every fsync of it. `boom` raises
-ValueError in lookup. Anything else behaves. Not a model of the real volume's rules.
+ValueError in lookup, `hang<ms>` blocks the thread itself. Anything else behaves. Not a model of the
+real volume's rules.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import re
 import stat
+import threading
 import time
 from typing import Any
 
@@ -16,6 +18,7 @@ from fsd.model.errors import PosixError
 from fsd.vfs.types import Park, Pending, Want
 
 _SLOW = re.compile(rb"slow(\d+)")
+_HANG = re.compile(rb"hang(\d+)")
 
 
 class TinyInode:
@@ -74,6 +77,9 @@ class TinyVolume:
     def lookup(self, parent: int, name: bytes) -> TinyInode | None:
         if name == b"boom":
             raise ValueError("boom, as the test asked")
+        hang = _HANG.match(name)
+        if hang:
+            threading.Event().wait(int(hang[1]) / 1000)
         slow = _SLOW.match(name)
         if slow and (parent, name) not in self.known:
             self.known.add((parent, name))
@@ -207,6 +213,9 @@ class TinyVolume:
 
     def next_deadline(self) -> float | None:
         return min((at for at, _ in self.timers), default=None)
+
+    def sync(self) -> None:
+        """Nothing is on a disk here."""
 
     def barrier(self) -> Want:
         want = Want("barrier")
