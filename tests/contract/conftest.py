@@ -1,0 +1,27 @@
+"""Fixtures: the real service on each engine, with a filesystem of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.bench import Bench
+from support.postgres import PostgresServer
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    url = None
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh()
+    with Bench(tmp_path_factory.mktemp(request.param), database=url) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(service: Bench) -> Iterator[Bench]:
+    """A filesystem of its own for each test; the invariants hold after it."""
+    service.new_fs()
+    yield service
+    service.audit()
