@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from fsd.model.errors import FsdError, NoSpace, PosixError
+from fsd.model.limits import NS_BATCH_MAX
 from fsd.model.ops import Op
 from fsd.vfs.commit import Committer
 from fsd.vfs.core import Core
 from fsd.vfs.loads import Loader
-from fsd.vfs.log import DROP
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
 
@@ -56,9 +57,17 @@ class Calls:
         if node.busy or node.gone:
             return node
         if node.stale or (self.silent and self.core.now() - node.checked > SILENT_FRESH):
-            others = [n for n in self.core.nodes.by_ino.values() if n.stale and not n.busy and not n.gone]
-            raise Park(self.loader.attrs([node, *(n for n in others[:255] if n is not node)]))
+            raise Park(self.loader.attrs([node, *self.other_stale(node)]))
         return node
+
+    def other_stale(self, node: Inode) -> list[Inode]:
+        """More inodes to ask about in the same question."""
+        found = (
+            n
+            for n in self.core.nodes.by_ino.values()
+            if n.stale and n is not node and not n.busy and not n.gone
+        )
+        return list(islice(found, NS_BATCH_MAX - 1))
 
     def child(self, parent: Inode, name: bytes) -> Inode | None:
         """What `name` means in a directory, None for nothing; parks when that is not known."""
@@ -116,9 +125,10 @@ class Calls:
                 want.end()
             self.space_wants = []
 
-    def do(self, op: Op) -> None:
-        """Log and queue an operation on inodes that are in memory."""
-        self.committer.add(op)
+    def do(self, op: Op, *, drops: Inode | None = None) -> None:
+        """Log and queue an operation on inodes that are in memory; `drops` loses a name with it."""
+        last = drops is not None and drops.nlink <= 1 and not drops.is_dir
+        self.committer.add(op, drops=drops.ino if drops is not None and last else 0)
 
     def touch_parent(self, parent: Inode, time: int, links: int = 0) -> None:
         parent.mtime = parent.ctime = time
@@ -138,8 +148,6 @@ class Calls:
         if node.nlink > 0:
             return
         node.gone = True
-        if node.content is not None and (node.content.unclean or node.handles):
-            self.core.record(DROP, node.ino, 0, [])
         self.flusher.drop(node)
         if node.handles:
             self.core.orphans[node.ino] = None
@@ -148,7 +156,14 @@ class Calls:
 
     def hold_content(self, node: Inode) -> None:
         """Before the last name of an open file goes: everything needed to go on without the server's row."""
-        if node.nlink <= 1 and node.handles and node.is_file and node.file().base is None:
+        if node.nlink <= 1 and node.handles and node.is_file:
+            self.know_blocks(node)
+
+    def know_blocks(self, node: Inode) -> None:
+        """Have the block list in memory, or park. ESTALE when the file was removed elsewhere before."""
+        if node.file().base is None:
+            if node.gone:
+                raise PosixError(errno.ESTALE, "the file was removed by another mount")
             raise Park(self.loader.block_list(node))
 
     def base_of(self, node: Inode) -> int:

@@ -106,13 +106,14 @@ class Committer:
         self.tell: Callable[[int, FsdError], None] = lambda ino, error: None
 
     # queueing ----------------------------------------------------------------------------------------
-    def add(self, op: Op) -> None:
-        """Log and queue a namespace operation; what it touches shows local state until it is done."""
-        self.enqueue(op, self.write(op))
+    def add(self, op: Op, *, drops: int = 0) -> None:
+        """Log and queue a namespace operation; what it touches shows local state until it is done. `drops`:
+        the file whose last name goes with it, in the same record, so that no end comes between the two."""
+        self.enqueue(op, self.write(op, drops=drops))
 
-    def write(self, op: Op) -> int:
+    def write(self, op: Op, *, drops: int = 0) -> int:
         """Log an operation; nothing else changed if this raises `NoSpace`."""
-        return self.core.record(OP, op.ino, 0, [packb(op)])
+        return self.core.record(OP, op.ino, drops, [packb(op)])
 
     def enqueue(self, op: Op, pos: int) -> None:
         """Queue a logged operation, once what it makes is in memory."""
@@ -136,7 +137,10 @@ class Committer:
         core = self.core
         core.record(CANCEL, ino, 0, [packb(opnos)])
         for opno in opnos:
-            self.forget(core.queue.remove(opno))
+            queued = core.queue.remove(opno)
+            self.forget(queued)
+            if queued.flight is not None:
+                self.flusher.discard(core.nodes.get(ino).file(), queued.flight)
         last = core.queue.last(parent)
         sent = core.queue.sent[-1].opno if core.queue.sent else 0
         if last is not None and last.opno > sent and isinstance(last.op, Setattr):
@@ -151,7 +155,6 @@ class Committer:
         """A queued operation is gone, done or not: what it touched is no longer pending because of it."""
         self.flusher.sent_bytes(queued)
         if queued.flight is not None:
-            self.core.flights.pop(queued.flight.key, None)
             node = self.core.nodes.by_ino.get(queued.flight.ino)
             if node is not None:
                 node.pending -= 1
@@ -382,15 +385,27 @@ class Committer:
             core.meanwhile.append((seq, names, inos, True))
         self.committed_ops += 1
         self.forget(queued)
+        if queued.flight is not None:
+            core.flights.pop(queued.flight.key, None)
         for ino in inos:
             node = core.nodes.by_ino.get(ino)
             if node is not None and not node.born:
                 # Not `seq`: the row is of that commit now, but others may have changed other fields of it
                 # before, and an answer with the same `born` would be taken for known.
                 node.born = COMMITTED
+        if isinstance(op, Create) and outcome is None:
+            self.created(op.ino, seq)
         if isinstance(op, Content):
             self.landed(queued, outcome, seq)
         return outcome is not None and self.differs(op, outcome)
+
+    def created(self, ino: int, seq: int) -> None:
+        """The server's (empty) content of a new file is of that commit: the base of what follows."""
+        node = self.core.nodes.by_ino.get(ino)
+        if node is not None and not node.cseq:
+            node.cseq = seq
+            if node.content is not None:
+                node.content.cseq = max(node.content.cseq, seq)
 
     def landed(self, queued: Queued, outcome: Outcome | None, seq: int) -> None:
         """A content operation is done: the file's base is now what it said."""
@@ -418,9 +433,8 @@ class Committer:
             # What its first record says follows from the records since; said again, those before the oldest
             # change the server lacks can be freed.
             needed = content.needed()
-            self.flusher.log_base(node, content)
-            if needed is not None and content.first is not None:
-                content.first = min(content.first, needed)
+            first = self.flusher.log_base(node, content)
+            content.first = first if needed is None else min(first, needed)
         node.settle()
         core.forget_if_unused(node)
 

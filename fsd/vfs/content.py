@@ -103,6 +103,12 @@ class Content:
         """There are changes the server has not acknowledged."""
         return self.window or bool(self.flights)
 
+    @property
+    def needs_log(self) -> bool:
+        """Whether anything of it is only in the log. A file without a name is not sent, so its changes may
+        stay there after its last flight."""
+        return self.unclean or bool(self.extents) or bool(self.limits)
+
     def tip(self) -> Blocks:
         """The block list the next flight is made from."""
         made = self.flights[-1].blocks if self.flights else self.base
@@ -125,7 +131,7 @@ class Content:
         if not self.window:
             self._open_window(now)
         self.append_from = None
-        if size == 0:
+        if size == 0 and self.base is None:
             self.base = {}  # nothing of it is shown again; the flight will carry the whole list
         self.extents.cut(size)
         while self.limits and self.limits[-1][1] >= size and self.limits[-1][0] >= self.frozen:
@@ -233,9 +239,8 @@ class Content:
         self.acked = flight.frozen
         self.extents.drop_before(flight.frozen)
         self.limits = [(pos, size) for pos, size in self.limits if pos >= flight.frozen]
-        if not self.unclean:
+        if not self.needs_log:
             self.first = None
-            self.limits = []
 
     # reads -------------------------------------------------------------------------------------------
     def shown(self, index: int) -> Parts:

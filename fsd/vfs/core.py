@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import FsdError, NoSpace
+from fsd.model.limits import MIB
 from fsd.vfs.content import Flight
-from fsd.vfs.log import STATE, Log
+from fsd.vfs.log import STATE, Log, SyncJob
 from fsd.vfs.node import Inode, Nodes
 from fsd.vfs.queue import CommitQueue
 from fsd.vfs.records import FORMAT, State, packb
 from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
 from fsd.vfs.wiremap import WireMap
+
+RENEW: Final = 8 * MIB  # a log of which nothing is needed begins anew above this
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +75,9 @@ class Core:
         # While questions are on their way: (seq, names, inodes, own) committed meanwhile, so that an older
         # answer does not undo them.
         self.meanwhile: list[tuple[int, tuple[tuple[int, bytes], ...], tuple[int, ...], bool]] = []
-        self.on_log_full: Callable[[], None] = lambda: None
+        self.sync_job: SyncJob | None = None
+        self.free_to = 0
+        self.renew_at = RENEW
         self.dead_jobs = 0  # running jobs whose flight was given up: they may still read the log
 
     # time and numbers --------------------------------------------------------------------------------
@@ -139,10 +144,8 @@ class Core:
     def record_state(self) -> None:
         self.record(STATE, 0, 0, [self.state()])
 
-    def trim(self) -> None:
-        """Free the segments nothing needs any more."""
-        if self.dead_jobs or self.recovering:
-            return
+    def needed(self) -> int:
+        """The oldest log position anything still needs."""
         oldest = self.log.tail
         head = self.queue.oldest()
         if head is not None:
@@ -152,7 +155,30 @@ class Core:
             content = node.content if node is not None else None
             if content is not None and content.first is not None:
                 oldest = min(oldest, content.first)
-        self.log.free_before(oldest)
+        return oldest
+
+    def trim(self) -> None:
+        """Free the segments nothing needs any more. They are deleted when what allows it is durable."""
+        if self.dead_jobs or self.recovering or self.sync_job is not None:
+            return
+        oldest = self.needed()
+        if oldest >= self.log.tail and self.log.used > self.renew_at:
+            # Nothing is needed at all: begin anew, so that the space of this segment is freed as well.
+            self.log.rotate(self.state())
+            oldest = self.log.tail
+        if self.log.freeable(oldest):
+            self.sync_job = self.log.begin_sync()
+            self.free_to = oldest
+            self.jobs.append(self.sync_job)
+
+    def synced(self, job: SyncJob, error: FsdError | None) -> None:
+        """A sync ended: what it made unneeded goes."""
+        self.sync_job = None
+        self.log.end_sync(job, failed=error is not None)
+        if error is not None:
+            self.reason = error.message
+        else:
+            self.log.free_before(self.free_to)
 
     def capacity(self) -> int:
         """The bound of the log, `--buffer-size`."""

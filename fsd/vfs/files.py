@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from typing import Final
+from typing import Final, NoReturn
 
 from fsd.model.blocks import Parts, pieces
 from fsd.model.errors import NoSpace, PosixError
@@ -41,8 +41,8 @@ class FileCalls(NameCalls):
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             self.must_be_writable()
         truncate = bool(flags & os.O_TRUNC) and node.is_file
-        if node.is_file and not truncate and node.file().base is None:
-            raise Park(self.loader.block_list(node))
+        if node.is_file and not truncate:
+            self.know_blocks(node)
         if truncate and node.size > 0:
             self.truncate(node, 0)
             node.file().hold = True
@@ -92,8 +92,7 @@ class FileCalls(NameCalls):
         if size <= 0:
             return b""
         content = node.file()
-        if content.base is None:
-            raise Park(self.loader.block_list(node))
+        self.know_blocks(node)
         runs = content.extents.runs(offset, offset + size)
         log = self.core.log
         if len(runs) == 1 and runs[0].start == offset and runs[0].end == offset + size:
@@ -159,17 +158,15 @@ class FileCalls(NameCalls):
         if not data:
             return 0
         content = node.file()
-        if content.base is None:
-            raise Park(self.loader.block_list(node))
+        self.know_blocks(node)
         self.room(len(data))
         core = self.core
         time = core.stamp()
         try:
-            self.flusher.about_to_change(node)
-            head = TIME.pack(time, append)
-            pos = core.record(WRITE, node.ino, offset, [head, data], spare=False) + TIME.size
+            pos = self.flusher.log_change(node, WRITE, offset, [TIME.pack(time, append), data], spare=False)
         except NoSpace:
-            self.out_of_space(node, content)
+            self.out_of_space()
+        pos += TIME.size
         content.wrote(offset, end, pos, core.now(), append=append)
         node.size = max(node.size, end)
         node.mtime = node.ctime = time
@@ -183,13 +180,10 @@ class FileCalls(NameCalls):
                 raise Park(want, again=False)
         return len(data)
 
-    def out_of_space(self, node: Inode, content: Content) -> None:
+    def out_of_space(self) -> NoReturn:
         """The disk under the log is full: send what there is and wait for room, or say so at once when
         nothing can be freed."""
         core = self.core
-        if not content.unclean:
-            content.first = None
-            core.dirty.pop(node.ino, None)
         if not core.dirty and not len(core.queue):
             raise NoSpace(
                 f"the disk under the state directory {core.options.state_dir} is full",
@@ -204,12 +198,11 @@ class FileCalls(NameCalls):
         if size > FILE_MAX:
             raise PosixError(errno.EFBIG, "a file has at most 16 TiB")
         content = node.file()
-        if content.base is None and size > 0:
-            raise Park(self.loader.block_list(node))
+        if size > 0:
+            self.know_blocks(node)
         core = self.core
         time = core.stamp()
-        self.flusher.about_to_change(node)
-        pos = core.record(TRUNC, node.ino, size, [TIME.pack(time, 0)])
+        pos = self.flusher.log_change(node, TRUNC, size, [TIME.pack(time, 0)])
         content.cut(size, pos, core.now())
         node.size = size
         node.mtime = node.ctime = time

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fsd.model.errors import FsdError
+from fsd.model.errors import FsdError, NoSpace
 from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
-from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
+from fsd.vfs.content import DEAD, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
 from fsd.vfs.log import BASE, CONTENT, DROP, RESERVED
 from fsd.vfs.node import Inode
@@ -48,22 +48,37 @@ class Flusher:
         self.round_until: float | None = None
 
     # changes -----------------------------------------------------------------------------------------
-    def about_to_change(self, node: Inode) -> Content:
-        """Before a record that changes the content: what the server has is logged first."""
+    def log_change(
+        self, node: Inode, kind: int, offset: int, pieces: list[bytes], *, spare: bool = True
+    ) -> int:
+        """Log a change of the content, and before the first one what the server has. Returns the payload's
+        position. Nothing changed if this raises `NoSpace`."""
         content = node.file()
-        if content.first is None:
-            content.first = self.core.log.tail
-            if node.gone:
-                # The record that said so may be freed by now; without one a recovery would bring it back.
-                content.first = self.core.record(DROP, node.ino, 0, [])
-            elif node.born:
-                self.log_base(node, content)
+        fresh = content.first is None
+        if fresh:
+            content.first = self.first_record(node, content)
+        try:
+            pos = self.core.record(kind, node.ino, offset, pieces, spare=spare)
+        except (NoSpace, OSError):
+            if fresh:
+                content.first = None
+            raise
         if not content.unclean and not node.gone:
             self.core.dirty[node.ino] = None
         self.core.stir()
-        return content
+        return pos
 
-    def log_base(self, node: Inode, content: Content) -> None:
+    def first_record(self, node: Inode, content: Content) -> int:
+        """What a recovery has to know before a change of the file; its position."""
+        if node.gone:
+            # The record that said so may be freed by now; without one a recovery would bring it back.
+            return self.core.record(DROP, node.ino, 0, [])
+        if node.born:
+            return self.log_base(node, content)
+        # A new file: the record of its creation says the rest.
+        return min((q.pos for q in self.core.queue.of(node.ino)), default=self.core.log.tail)
+
+    def log_base(self, node: Inode, content: Content) -> int:
         parent, name = node.where if node.where is not None else (0, b"")
         base = Base(
             content.cseq,
@@ -78,7 +93,7 @@ class Flusher:
             node.gid,
             tuple(part_rows(content.base or {})),
         )
-        content.first = self.core.record(BASE, node.ino, 0, [packb(base)])
+        return self.core.record(BASE, node.ino, 0, [packb(base)])
 
     def retime(self, node: Inode) -> None:
         """Attributes changed after a freeze: a flight without a number would undo them when it comes."""
@@ -110,10 +125,10 @@ class Flusher:
         for flight in self.freeze(node):
             if flight.opno:
                 continue
-            flight.opno = self.core.take_opno()
+            opno = self.core.take_opno()
             payload = packb(
                 Reserved(
-                    flight.opno,
+                    opno,
                     node.ino,
                     flight.frozen,
                     flight.size,
@@ -122,9 +137,10 @@ class Flusher:
                     flight.appended_from,
                 )
             )
-            self.core.record(RESERVED, node.ino, 0, [payload])
-            first = node.content.first if node.content.first is not None else self.core.log.tail
-            self.core.queue.add(Queued(flight.opno, None, first, self.core.now(), flight))
+            pos = self.core.record(RESERVED, node.ino, 0, [payload])
+            flight.opno = opno
+            first = pos if node.content.first is None else min(pos, node.content.first)
+            self.core.queue.add(Queued(opno, None, first, self.core.now(), flight))
             self.core.numbered(flight)
             node.pending += 1
 
@@ -134,18 +150,21 @@ class Flusher:
         if content is None:
             return
         for flight in [f for f in content.flights if not f.opno]:
-            if flight.state == MAKING:
-                self.core.dead_jobs += sum(
-                    1 for job in self.running if any(key == flight.key for key, _ in job.units)
-                )
-            flight.state = DEAD
-            content.flights.remove(flight)
-            self.core.flights.pop(flight.key, None)
-            self.core.replaced(flight, None)
-            self.round.discard(flight.key)
+            self.discard(content, flight)
         content.window = False
         if not content.flights:
             self.core.dirty.pop(node.ino, None)
+
+    def discard(self, content: Content, flight: Flight) -> None:
+        """A flight is never sent. Running jobs may still read the log for it."""
+        core = self.core
+        if core.flights.pop(flight.key, None) is None:
+            return
+        core.dead_jobs += sum(1 for job in self.running for key, _ in job.units if key == flight.key)
+        flight.state = DEAD
+        content.flights.remove(flight)
+        core.replaced(flight, None)
+        self.round.discard(flight.key)
 
     # making ------------------------------------------------------------------------------------------
     def start(self, content: Content, *, inline: bool = False) -> None:
@@ -216,6 +235,8 @@ class Flusher:
         for key, tasks in job.units:
             if key not in self.core.flights:
                 self.core.dead_jobs -= 1
+                if not self.core.dead_jobs:
+                    self.core.trim()
             elif isinstance(result, FsdError):
                 self.backlog.appendleft((key, tasks, sum(t.length for t in tasks)))
         if isinstance(result, FsdError):

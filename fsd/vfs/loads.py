@@ -157,14 +157,16 @@ class Loader:
 
         def answered(answer: Any, seq: int) -> bool:
             content = node.file()
+            if content.base is not None:
+                return True  # it was truncated meanwhile: the answer is about what was there before
             if answer is None:
                 self.vanished(node)
-                content.base = {}
                 return True
             cseq, rows = answer
             if version[0] not in (-1, cseq):
                 found.clear()
                 version[0] = -1
+                question_first[0] = 0
                 self._again(key, (BLOCKS, wire, 0, BLOCKS_PAGE))
                 return False
             version[0] = cseq
@@ -174,7 +176,7 @@ class Loader:
                 question_first[0] = first
                 self._again(key, (BLOCKS, wire, first, BLOCKS_PAGE))
                 return False
-            if cseq != content.cseq and not content.unclean:
+            if cseq != content.cseq:
                 # The attributes are older than the blocks: both again, together they must agree.
                 node.stale = True
                 return True

@@ -14,6 +14,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -22,6 +23,8 @@ from fsd.host.files import fsync_dir, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import MIB, SEGMENT
+from fsd.remote.api import Remote
+from fsd.vfs.types import BULK, Cache
 
 HEAD: Final = struct.Struct(">HBBIQQQI")
 HEAD_CRC: Final = struct.Struct(">I")
@@ -33,8 +36,11 @@ OFFSET_MASK: Final = (1 << SHIFT) - 1
 # records of commits still fit when the disk is full.
 AHEAD: Final = 4 * MIB
 RESERVE: Final = MIB
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NAME: Final = "log.%016x"
 MARKER: Final = "log-retired"
+SPARE: Final = "spare"  # a file of SPARE_SIZE that gives its space to records which must not fail
+SPARE_SIZE: Final = 2 * MIB
 
 STATE: Final = 1  # msgpack: session, ticket, … (records.State); first in every segment
 OP: Final = 2  # one encoded operation
@@ -80,8 +86,8 @@ class Log:
         self._at = segment_size
         self._allocated = 0
         self._number = 0
-        self._full = False
         self._begun = False  # the current segment is this process's
+        self._spare = False  # the spare file has its space
         self.unsynced: set[int] = set()  # segments written to since the last sync
 
     # opening -----------------------------------------------------------------------------------------
@@ -160,6 +166,11 @@ class Log:
         return self._segment << SHIFT | self._at
 
     @property
+    def open(self) -> bool:
+        """Whether its files are open."""
+        return bool(self._fds)
+
+    @property
     def used(self) -> int:
         """Bytes of records in all segments kept (what `--buffer-size` bounds)."""
         own = self._at if self._begun else 0
@@ -179,7 +190,9 @@ class Log:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise self._no_space(exc) from exc
+            if not self._give_spare():
+                raise self._no_space(exc) from exc
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._fds[number], self._sizes[number] = fd, 0
         self._begun = True
         self._segment, self._at, self._allocated = number, 0, 0
@@ -225,16 +238,50 @@ class Log:
         try:
             os.posix_fallocate(self._fds[self._segment], self._allocated, end + AHEAD - self._allocated)
             self._allocated = end + AHEAD
-            self._full = False
         except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if exc.errno not in FULL:
                 raise
-            self._full = True
-            if not spare or end > self._allocated:
+            if not spare:
                 raise self._no_space(exc) from exc
+            if end > self._allocated:
+                self._squeeze(end, exc)
+            return
+        if not self._spare:
+            self.keep_spare()
+
+    def _squeeze(self, end: int, exc: OSError) -> None:
+        """The disk is full and the record must be written: use what the spare file holds."""
+        if not self._give_spare():
+            raise self._no_space(exc) from exc
+        try:
+            fd = self._fds[self._segment]
+            os.posix_fallocate(fd, self._allocated, end + SPARE_SIZE // 2 - self._allocated)
+            self._allocated = end + SPARE_SIZE // 2
+        except OSError as again:
+            raise self._no_space(again) from again
+
+    def keep_spare(self) -> None:
+        """Have the spare file, where there is space for it."""
+        fd = os.open(self._dir / SPARE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SPARE_SIZE)
+            self._spare = True
+        except OSError as exc:
+            if exc.errno not in FULL:
+                raise
+        finally:
+            os.close(fd)
+
+    def _give_spare(self) -> bool:
+        """Give the spare file's space back to the disk. False: it was gone already."""
+        if not self._spare:
+            return False
+        self._spare = False
+        (self._dir / SPARE).unlink(missing_ok=True)
+        return True
 
     def _no_space(self, exc: OSError) -> Exception:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if exc.errno in FULL:
             return NoSpace(
                 f"the disk under the state directory {self._dir} is full",
                 hint=f"free space under {self._dir}; what is written goes on being sent",
@@ -262,19 +309,30 @@ class Log:
         self.unsynced.clear()
         self._host.crash_point("log.synced")
 
-    def free_before(self, pos: int) -> int:
-        """Delete the segments that lie whole before `pos`; returns how many. Syncs first: the answers that
-        make them unneeded are in later segments."""
-        old = [s for s in self._fds if s < pos >> SHIFT and s != self._segment]
-        if old:
-            self.sync()
-        for number in sorted(old):
+    def begin_sync(self) -> SyncJob:
+        """What makes everything appended so far durable, on another thread; then `end_sync`."""
+        segments = frozenset(n for n in self.unsynced if n in self._fds)
+        self.unsynced.clear()
+        fds = tuple(os.dup(self._fds[n]) for n in sorted(segments))
+        return SyncJob(segments, fds, self._dir, self._host)
+
+    def end_sync(self, job: SyncJob, *, failed: bool) -> None:
+        if failed:
+            self.unsynced |= job.segments
+
+    def freeable(self, pos: int) -> bool:
+        """Whether there are segments that lie whole before `pos`."""
+        return any(n < pos >> SHIFT and n != self._segment for n in self._fds)
+
+    def free_before(self, pos: int) -> None:
+        """Delete the segments that lie whole before `pos`. The caller has synced the answers, in later
+        segments, that make them unneeded."""
+        for number in sorted(n for n in self._fds if n < pos >> SHIFT and n != self._segment):
             self._host.crash_point("log.free")
             os.close(self._fds.pop(number))
             del self._sizes[number]
             (self._dir / (NAME % number)).unlink()
             self._host.crash_point("log.freed")
-        return len(old)
 
     def close(self) -> None:
         """Close the files and give back the space allocated ahead."""
@@ -299,6 +357,28 @@ class Log:
         self.abandon()
         write_durable(self._host, self._dir / MARKER, b"%d\n" % last, "log.retired")
         return finish_retiring(self._dir, self._host) or last + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SyncJob:
+    """Make segments durable. Owns `fds`, copies of the log's."""
+
+    segments: frozenset[int]
+    fds: tuple[int, ...]
+    directory: Path
+    host: Host
+    lane: str = BULK
+
+    def run(self, remote: Remote, cache: Cache) -> None:
+        try:
+            self.host.crash_point("log.sync")
+            for fd in self.fds:
+                os.fdatasync(fd)
+            fsync_dir(self.directory)
+            self.host.crash_point("log.synced")
+        finally:
+            for fd in self.fds:
+                os.close(fd)
 
 
 def finish_retiring(directory: Path, host: Host) -> int | None:

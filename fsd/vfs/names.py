@@ -191,7 +191,8 @@ class NameCalls(Calls):
         if vanish is not None:
             self.committer.cancel(vanish, node.ino, parent, time)
         else:
-            self.do(Unlink(core.take_opno(), UNLINK, parent, name, node.ino, self.base_of(node), time))
+            op = Unlink(core.take_opno(), UNLINK, parent, name, node.ino, self.base_of(node), time)
+            self.do(op, drops=node)
         self.unname(directory, name)
         self.touch_parent(directory, time)
         self.lose_name(node, time)
@@ -273,7 +274,8 @@ class NameCalls(Calls):
                 0 if over is None else over.ino,
                 0 if over is None else self.base_of(over),
                 time,
-            )
+            ),
+            drops=over if flags != RENAME_EXCHANGE else None,
         )
         self.moved(node, over, source, name, target, new_name, flags, time)
 

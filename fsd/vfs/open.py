@@ -9,6 +9,7 @@ from fsd.host.files import lock_directory
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import NotFound, UsageError
+from fsd.model.limits import MIB
 from fsd.model.names import split_path
 from fsd.remote.api import Remote, SessionStart
 from fsd.vfs.commit import session_info
@@ -56,8 +57,17 @@ def recover(
     return Recovery(options, host, remote, cache, patience=patience).run()
 
 
+def segment_size(options: VolumeOptions) -> int:
+    """Segments are freed whole: several have to fit into the buffer."""
+    size = options.buffer_size
+    if size is None:
+        disk = os.statvfs(options.state_dir)
+        size = disk.f_bavail * disk.f_frsize // 2
+    return min(options.segment_size, max(MIB, size // 8))
+
+
 def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, first: int) -> Volume:
-    core = Core(options, host, Log.create(options.state_dir, host, first, segment_size=options.segment_size))
+    core = Core(options, host, Log.create(options.state_dir, host, first, segment_size=segment_size(options)))
     core.refused = count_refused(options.state_dir)
     started: SessionStart = remote.start_session(session_info(core))
     core.session, core.ticket, core.seq = started.session, started.ticket, started.seq

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX
-from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Setattr, Unlink
+from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Unlink
 from fsd.vfs.build import Source
 from fsd.vfs.content import Flight
 from fsd.wire.frame import Blob

@@ -108,6 +108,8 @@ class Replay:
             past.mtime = past.ctime = time
         elif kind == logs.OP:
             self._op(read_op(self._payload(record)), record)
+            if record.offset:
+                self._dropped(record.offset)
         elif kind == logs.STATE:
             self._state(read_state(self._payload(record)))
         elif kind == logs.BASE:
@@ -243,6 +245,9 @@ class Replay:
                 and outcome.status == CONFLICT
                 and outcome.ino not in (0, self.wire.out(op.ino))
             )
+            if isinstance(op, Create) and outcome is None and op.ino in self.files:
+                past = self.files[op.ino]
+                past.cseq = past.cseq or ack.seq
             if isinstance(item, Flown):
                 self._landed(item, ack.seq, kept=outcome is not None and not moved)
             if moved and outcome is not None:

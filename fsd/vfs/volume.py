@@ -13,11 +13,12 @@ from typing import Any
 from fsd.model.errors import FsdError, InternalError
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer, SessionJob
-from fsd.vfs.core import Core
+from fsd.vfs.core import RENEW, Core
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
 from fsd.vfs.loads import AskJob, BlobJob, Loader
-from fsd.vfs.refused import SalvageJob
+from fsd.vfs.log import SyncJob
+from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.types import Invalidation, Job, Pending, Want
 from fsd.wire.messages import FeedPage
 
@@ -71,6 +72,8 @@ class Volume(FileCalls):
             self.loader.finish_ask(job, answer)
         elif isinstance(job, BlobJob):
             self.loader.finish_blobs(job, answer)
+        elif isinstance(job, SyncJob):
+            self.core.synced(job, answer if isinstance(answer, FsdError) else None)
         else:
             assert isinstance(job, CommitJob | SessionJob | ResendJob | SalvageJob)
             self.committer.finish(job, answer)
@@ -101,6 +104,7 @@ class Volume(FileCalls):
         if now >= self.limit_at:
             self.limit_at = now + 1.0
             self.limit = core.capacity()
+            core.renew_at = min(RENEW, self.limit // 4)
         if core.age_at is not None and core.age_at <= now and self.flusher.round_until is None:
             core.age_at = None
             self.flusher.start_round(now, everything=False)
@@ -157,6 +161,7 @@ class Volume(FileCalls):
     def pending(self) -> Pending:
         """What only this machine holds, with what the server refused."""
         core = self.core
+        core.refused = count_refused(core.options.state_dir)
         _, files, size = self._counts()
         head = core.queue.head()
         since = [head.at] if head is not None else []
@@ -202,8 +207,12 @@ class Volume(FileCalls):
         self.core.log.sync()
 
     def close(self) -> None:
-        """Close the log and the lock. What is pending stays in the log."""
-        self.core.log.close()
+        """Close the log and the lock. What is pending stays in the log; without anything it is deleted."""
+        core = self.core
+        if core.log.open and not len(core.queue) and not core.dirty:
+            core.log.retire()
+        else:
+            core.log.close()
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
