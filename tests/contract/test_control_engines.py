@@ -228,7 +228,8 @@ def test_two_replicas_answer_each_others_long_polls_and_revocations(
         assert created.status == 201, (created.body, one.log.read_text())
         made = created.json
         base, token = f"/v1/file-systems/{made['file_system_id']}", made["fs_token"]
-        assert one.ask("POST", base + "/journals", {"journal_id": "j"}, token=token).status == 201
+        journal = one.ask("POST", base + "/journals", {"journal_id": "j"}, token=token)
+        assert journal.status == 201, (journal.body, one.log.read_text())
         got: list[Any] = []
         poll = threading.Thread(
             target=lambda: got.append(two.ask("GET", base + "/journals/j/entries?wait=25", token=token))
