@@ -179,6 +179,12 @@ class Stopper:
         """An unmount by anybody: flush what is left, then end."""
         daemon = self._daemon
         await daemon.kernel_gone.wait()
+        if daemon.machine is not None:
+            # `umount` has returned, or is about to: what is not sent yet must outlive this machine's restart.
+            try:
+                await daemon.call(daemon.machine.volume.sync)
+            except (OSError, FsdError) as exc:
+                log.error("the log could not be made durable: %s", exc)
         daemon.update(state=runtime.DETACHED)
         if self._in_hand:
             return
