@@ -14,6 +14,7 @@ from typing import Any, Final
 from fsd.model.errors import (
     FsdError,
     IntegrityError,
+    NoSpace,
     NotAuthenticated,
     NotPermitted,
     PosixError,
@@ -23,17 +24,17 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import COMMIT_OPS_MAX
-from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Rename, Setattr, Unlink
-from fsd.remote.api import Remote, SessionInfo, SessionStart
+from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
+from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import operation
 from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher
-from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, segment_of
-from fsd.vfs.node import Inode
+from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, STATE, segment_of
 from fsd.vfs.queue import Queued, touched
 from fsd.vfs.records import Ack, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
+from fsd.vfs.resession import SessionJob, session_info, switch
 from fsd.vfs.types import FAST, Cache
 from fsd.wire.frame import Blob
 from fsd.wire.messages import Commit, CommitAnswer, make_commit
@@ -56,17 +57,6 @@ class CommitJob:
 
     def run(self, remote: Remote, cache: Cache) -> CommitAnswer:
         return remote.commit(self.commit, COMMIT_TIMEOUT)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SessionJob:
-    """Start another mount session."""
-
-    info: SessionInfo
-    lane: str = FAST
-
-    def run(self, remote: Remote, cache: Cache) -> SessionStart:
-        return remote.start_session(self.info)
 
 
 # What a change of names is refused with when another mount was there first.
@@ -101,6 +91,7 @@ class Committer:
         self.most = COMMIT_OPS_MAX
         self.urgent = 0  # send at once up to this operation
         self.forked = False
+        self.unlogged = False  # a new session that is not in the log yet
         self.resent = 0
         self.committed_ops = 0
         self.tell: Callable[[int, FsdError], None] = lambda ino, error: None
@@ -148,8 +139,14 @@ class Committer:
             last.op = last.op._replace(mtime=time, ctime=time)
             self.relog(last)
         else:
-            self.add(Setattr(core.take_opno(), SETATTR, parent, None, None, None, None, time, time))
+            self.set_times(parent, time)
         core.check_wants()
+
+    def set_times(self, parent: int, time: int) -> None:
+        op = Setattr(self.core.take_opno(), SETATTR, parent, None, None, None, None, time, time)
+        pos = self.core.record_if_room(OP, 0, [packb(op)])
+        if pos is not None:
+            self.enqueue(op, pos)
 
     def forget(self, queued: Queued) -> None:
         """A queued operation is gone, done or not: what it touched is no longer pending because of it."""
@@ -175,10 +172,10 @@ class Committer:
 
     def kick(self) -> None:
         """Send what is due, unless a commit is out or its retry has to wait."""
-        if self.out is not None or self.retry_at is not None:
+        if self.out is not None or self.retry_at is not None or self.answer is not None:
             return
         if self.forked:
-            self.out = SessionJob(self.info())
+            self.out = SessionJob(session_info(self.core))
             self.core.jobs.append(self.out)
             return
         if self.commit is None:
@@ -197,9 +194,6 @@ class Committer:
         core.queue.sent = batch
         self.commit = make_commit(core.session, core.ticket, ops, self.pending(), list(blobs.values()))
 
-    def info(self) -> SessionInfo:
-        return session_info(self.core)
-
     # answers -----------------------------------------------------------------------------------------
     def finish(self, job: CommitterJob, result: Any) -> None:
         """One of this part's jobs ended with `result` or an error."""
@@ -212,7 +206,9 @@ class Committer:
             assert self.answer is not None
             self.apply(self.answer)
         elif isinstance(job, SessionJob):
-            self.switch(result)
+            self.forked = False
+            switch(self.core, result)
+            self.log_session()
         self.kick()
 
     def failed(self, job: CommitterJob, error: FsdError) -> None:
@@ -330,13 +326,18 @@ class Committer:
     def apply(self, answer: CommitAnswer) -> None:
         """Log the answer, then everything that follows from it."""
         core = self.core
-        self.answer = self.commit = None
+        self.answer = answer
         acked = answer.next_op + core.shift
         outcomes = {o.opno + core.shift: o for o in answer.outcomes}
         local = tuple(o._replace(opno=o.opno + core.shift) for o in answer.outcomes)
         if answer.need_full:
             acked = min(acked, answer.need_full + core.shift)
-        core.record(ACK, 0, 0, [packb(Ack(answer.seq, answer.ticket, acked, local))])
+        try:
+            core.record(ACK, 0, 0, [packb(Ack(answer.seq, answer.ticket, acked, local))])
+        except NoSpace as exc:
+            self.on_full_disk(exc)
+            return
+        self.answer = self.commit = None
         core.ticket, core.acked = answer.ticket, max(core.acked, acked)
         core.seq = max(core.seq, answer.seq)
         sent, core.queue.sent = core.queue.sent, []
@@ -354,6 +355,26 @@ class Committer:
         core.check_wants()
         core.trim()
 
+    def on_full_disk(self, exc: NoSpace) -> None:
+        """What has to be logged before going on cannot be: try again later."""
+        self.core.disk_full(exc)
+        self.retry_at = self.core.now() + RETRY_MAX
+
+    def log_session(self) -> None:
+        """Make the new session and what it changed of the queue durable; nothing is sent before."""
+        core = self.core
+        self.unlogged = True
+        try:
+            core.record_state()
+            for queued in core.queue:
+                if queued.op is not None:
+                    core.record(*self.recorded(queued))
+        except NoSpace as exc:
+            self.on_full_disk(exc)
+            return
+        core.log.sync()
+        self.unlogged = False
+
     def make_full(self, opno: int) -> None:
         """The server needs the whole block list of this content operation: log and queue it again so."""
         queued = self.core.queue.get(opno)
@@ -364,16 +385,21 @@ class Committer:
         self.relog(queued)
 
     def relog(self, queued: Queued) -> None:
-        """An operation changed before it was sent: the newer record of its number counts."""
-        core = self.core
-        assert queued.op is not None
+        """An operation changed before it was sent: the newer record of its number counts. Without room the
+        older one will do: the server says again what was wrong with it."""
+        kind, ino, _, pieces = self.recorded(queued)
+        self.core.record_if_room(kind, ino, pieces)
+
+    @staticmethod
+    def recorded(queued: Queued) -> tuple[int, int, int, list[bytes]]:
+        """The record of a queued operation: kind, inode, offset, payload."""
+        op = queued.op
+        assert op is not None
         if queued.flight is None:
-            core.record(OP, queued.op.ino, 0, [packb(queued.op)])
-            return
-        assert isinstance(queued.op, Content)
-        flight = queued.flight
-        flown = Flown(queued.op, flight.frozen, tuple(queued.sources))
-        core.record(CONTENT, flight.ino, 0, [packb(flown)])
+            return OP, 0, 0, [packb(op)]
+        assert isinstance(op, Content)
+        flown = Flown(op, queued.flight.frozen, tuple(queued.sources))
+        return CONTENT, queued.flight.ino, 0, [packb(flown)]
 
     def done(self, queued: Queued, outcome: Outcome | None, seq: int) -> bool:
         """One operation has its outcome. True: a new session is needed to go on (see `switch`)."""
@@ -433,8 +459,11 @@ class Committer:
             # What its first record says follows from the records since; said again, those before the oldest
             # change the server lacks can be freed.
             needed = content.needed()
-            first = self.flusher.log_base(node, content)
-            content.first = first if needed is None else min(first, needed)
+            try:
+                first = self.flusher.log_base(node, content)
+                content.first = first if needed is None else min(first, needed)
+            except NoSpace as exc:
+                core.disk_full(exc)  # the old one stays, and with it what follows from it
         node.settle()
         core.forget_if_unused(node)
 
@@ -473,7 +502,7 @@ class Committer:
             here.names_stale.update(here.entries)
         twin = core.wire.known(outcome.ino)
         core.wire.put(op.ino, outcome.ino)
-        core.record_state()
+        core.record_if_room(STATE, 0, [core.state()])  # a replay finds it in the answer too
         if twin is not None and twin != op.ino and twin in core.nodes.by_ino:
             # The one inode was in memory under both numbers: the one programs may hold open stays.
             core.invalidate(twin)
@@ -506,69 +535,12 @@ class Committer:
             node.names_stale.add(name)
             self.core.invalidate(parent, name)
 
-    # another session ---------------------------------------------------------------------------------
-    def switch(self, start: SessionStart) -> None:
-        """Go on under a new session: this process is a copy of another, or lost the right to a number.
-
-        Unacknowledged operations keep their bases; their wire numbers begin at 1; inodes made under the old
-        session that the server never heard of get new numbers on the wire. All of it durable before use.
-        """
-        core = self.core
-        self.forked = False
-        core.session, core.ticket = start.session, start.ticket
-        core.counter = 0
-        head = core.queue.head()
-        core.shift = (head.opno if head is not None else core.next_op) - 1
-        core.seq = max(core.seq, start.seq)
-        # What a copy of this process did under the old session looked like this one's own in the feed.
-        core.forget = True
-        for queued in core.queue:
-            if isinstance(queued.op, Create):
-                core.wire.put(queued.op.ino, core.new_ino())
-            queued.op = self.rebase(queued.op)
-        core.record_state()
-        for queued in core.queue:
-            if queued.op is not None:
-                self.relog(queued)
-        core.log.sync()
-
-    def rebase(self, op: Op | None) -> Op | None:
-        """`op` on what this process knows to be its own newest commit of the file: under the old session
-        that needed no saying."""
-        if isinstance(op, Content):
-            return op._replace(base=max(op.base, self.known_base(op.ino)))
-        if isinstance(op, Unlink):
-            return op._replace(base=max(op.base, self.known_base(op.ino)))
-        if isinstance(op, Rename) and op.over:
-            return op._replace(over_base=max(op.over_base, self.known_base(op.over)))
-        return op
-
-    def known_base(self, ino: int) -> int:
-        node = self.core.nodes.by_ino.get(ino)
-        if node is None:
-            return 0
-        return node.content.cseq if node.content is not None else node.cseq
-
     def wake(self, now: float) -> None:
         """The retry's time has come."""
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at = None
+            if self.unlogged:
+                self.log_session()
             if self.answer is not None and self.out is None:
                 self.settle(self.answer)
         self.kick()
-
-
-def session_info(core: Core) -> SessionInfo:
-    """What the server is told of this mount."""
-    options = core.options
-    return SessionInfo(
-        options.mount_id,
-        options.hostname,
-        options.path,
-        options.remote_path.decode("utf-8", "replace"),
-        options.read_only,
-        options.version,
-    )
-
-
-__all__ = ["Committer", "Inode", "session_info"]

@@ -144,6 +144,14 @@ class Core:
     def record_state(self) -> None:
         self.record(STATE, 0, 0, [self.state()])
 
+    def record_if_room(self, kind: int, ino: int, pieces: list[bytes]) -> int | None:
+        """Append what a recovery can do without; None on a full disk."""
+        try:
+            return self.record(kind, ino, 0, pieces)
+        except NoSpace as exc:
+            self.disk_full(exc)
+            return None
+
     def needed(self) -> int:
         """The oldest log position anything still needs."""
         oldest = self.log.tail

@@ -14,7 +14,7 @@ from typing import Final
 from fsd.model.errors import FsdError, NoSpace
 from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
-from fsd.vfs.content import DEAD, READY, Content, Flight, operation, part_rows
+from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
 from fsd.vfs.log import BASE, CONTENT, DROP, RESERVED
 from fsd.vfs.node import Inode
@@ -42,6 +42,7 @@ class Flusher:
         self.backlog: deque[tuple[int, tuple[BlockTask, ...], int]] = deque()
         self.running: dict[BuildJob, None] = {}
         self.inline_bytes = 0
+        self.unlogged: list[Flight] = []  # made, but the disk under the log is full
         self.retry_at: float | None = None
         self.delay = RETRY_FIRST
         self.round: set[int] = set()  # flights an age flush waits for before it commits
@@ -264,21 +265,25 @@ class Flusher:
         self.delay = min(RETRY_MAX, self.delay * 2)
 
     def made(self, flight: Flight) -> None:
-        """All blocks are made: the operation gets its number, is logged and queued."""
+        """All blocks are made: the operation gets its number, is logged and queued. On a full disk later."""
         core = self.core
         node = core.nodes.get(flight.ino)
         content = node.file()
-        flight.state = READY
-        self.inline_bytes += sum(len(blob.stored) for blob in flight.blobs)
         reserved = core.queue.get(flight.opno) if flight.opno else None
-        if not flight.opno:
-            flight.opno = core.take_opno()
-        op = operation(flight, content.cseq)
+        opno = flight.opno or core.take_opno()
+        op = operation(flight, content.cseq)._replace(opno=opno)
         flown = Flown(op, flight.frozen, tuple(flight.sources))
-        core.record(CONTENT, flight.ino, 0, [packb(flown)])
+        try:
+            core.record(CONTENT, flight.ino, 0, [packb(flown)])
+        except NoSpace as exc:
+            self.unlogged.append(flight)
+            self.failed(exc)
+            return
+        flight.state, flight.opno = READY, opno
+        self.inline_bytes += sum(len(blob.stored) for blob in flight.blobs)
         if reserved is None:
             first = content.first if content.first is not None else core.log.tail
-            core.queue.add(Queued(flight.opno, op, first, core.now(), flight, flight.blobs, flight.sources))
+            core.queue.add(Queued(opno, op, first, core.now(), flight, flight.blobs, flight.sources))
             node.pending += 1
             core.numbered(flight)
         else:
@@ -330,4 +335,9 @@ class Flusher:
         """The retry's time has come."""
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at = None
+            again, self.unlogged = self.unlogged, []
+            for flight in again:
+                if flight.state == MAKING:
+                    self.made(flight)
+                    self.start(self.core.nodes.get(flight.ino).file())
         self.pump()

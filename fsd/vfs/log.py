@@ -50,7 +50,7 @@ BASE: Final = 5  # records.Base
 RESERVED: Final = 6  # ino; payload: operation number kept for its content as of here
 CONTENT: Final = 7  # records.Flown: a content operation with where its blobs come from
 ACK: Final = 8  # records.Ack
-CANCEL: Final = 9  # operation numbers that are never sent
+CANCEL: Final = 9  # records.Cancel: operations that are never sent
 DROP: Final = 10  # ino: its changes are not needed any more
 
 

@@ -34,6 +34,7 @@ from fsd.model.ops import (
     Setxattr,
     Unlink,
 )
+from fsd.model.times import storable
 from fsd.vfs.calls import Calls
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park
@@ -371,6 +372,8 @@ class NameCalls(Calls):
     ) -> None:
         """Everything of setattr but the size."""
         core = self.core
+        atime = None if atime is None else storable(atime)
+        mtime = None if mtime is None else storable(mtime)
         time = core.stamp()
         if not node.gone:
             self.room(RECORD_ROOM)

@@ -12,11 +12,11 @@ from fsd.model.errors import NotFound, UsageError
 from fsd.model.limits import MIB
 from fsd.model.names import split_path
 from fsd.remote.api import Remote, SessionStart
-from fsd.vfs.commit import session_info
 from fsd.vfs.core import Core
 from fsd.vfs.log import Log, finish_retiring
 from fsd.vfs.recover import Recovery, Report
 from fsd.vfs.refused import count_refused
+from fsd.vfs.resession import session_info
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS, PATH

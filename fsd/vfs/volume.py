@@ -12,13 +12,14 @@ from typing import Any
 
 from fsd.model.errors import FsdError, InternalError
 from fsd.vfs.build import BuildJob, ResendJob
-from fsd.vfs.commit import CommitJob, Committer, SessionJob
+from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
 from fsd.vfs.loads import AskJob, BlobJob, Loader
 from fsd.vfs.log import SyncJob
 from fsd.vfs.refused import SalvageJob, count_refused
+from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
 from fsd.wire.messages import FeedPage
 
