@@ -19,7 +19,8 @@ _SIGKILL_BIT = 1 << 8
 
 
 def killed(pid: int) -> bool | None:
-    """Whether SIGKILL is pending for `pid` (a thread's id); None when there is no such process."""
+    """Whether SIGKILL is pending for `pid` (a thread's id); None when there is no such process. What may not
+    be looked at is taken as healthy."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             for line in status:
@@ -27,6 +28,8 @@ def killed(pid: int) -> bool | None:
                     return True
     except (FileNotFoundError, ProcessLookupError):
         return None
+    except OSError:
+        return False
     return False
 
 
