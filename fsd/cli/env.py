@@ -110,10 +110,16 @@ def make_claim(env: Environment, args: SimpleNamespace, stdin: BinaryIO) -> Clai
     )
 
 
+def _hint(what: str) -> str:
+    if what == "--admin-key-file":
+        return "give the file that `fsd serve` wrote: DIR/admin.key"
+    return f"{what} takes a file that holds the fs_token, or - for stdin"
+
+
 def _read_stdin(stdin: BinaryIO, what: str) -> str:
     raw = stdin.read(TOKEN_MAX + 1)
     if len(raw) > TOKEN_MAX or not raw.strip():
-        raise NotAuthenticated(f"{what} -: stdin holds no secret")
+        raise NotAuthenticated(f"{what} -: stdin holds no secret", hint=_hint(what))
     return _decode(raw, what)
 
 
@@ -121,7 +127,7 @@ def _decode(raw: bytes, what: str) -> str:
     try:
         return raw.decode("ascii").strip()
     except UnicodeDecodeError as exc:
-        raise NotAuthenticated(f"{what}: what was read is no secret of ours") from exc
+        raise NotAuthenticated(f"{what}: what was read is no secret of ours", hint=_hint(what)) from exc
 
 
 def _secret(path: str | None, stdin: BinaryIO, what: str) -> str | None:
@@ -140,9 +146,9 @@ def _secret(path: str | None, stdin: BinaryIO, what: str) -> str | None:
                 )
             raw = file.read(TOKEN_MAX + 1)
     except OSError as exc:
-        raise NotAuthenticated(f"{what} {path}: {exc.strerror}") from exc
+        raise NotAuthenticated(f"{what} {path}: {exc.strerror}", hint=_hint(what)) from exc
     if len(raw) > TOKEN_MAX or not raw.strip():
-        raise NotAuthenticated(f"{what} {path}: the file holds no secret")
+        raise NotAuthenticated(f"{what} {path}: the file holds no secret", hint=_hint(what))
     return _decode(raw, what)
 
 

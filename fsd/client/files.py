@@ -16,6 +16,7 @@ from fsd.client.http import CHUNK, Body, Http, Query, Reply, encode_path
 from fsd.model.errors import Conflict, FsdError, IntegrityError, Unavailable, UsageError
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
+from fsd.model.times import storable
 
 JsonObject = dict[str, Any]
 ROOT: Final = b"/"
@@ -81,7 +82,7 @@ class PutOptions:
             "mode": None if self.mode is None else f"{self.mode & 0o7777:o}",
             "uid": self.uid,
             "gid": self.gid,
-            "mtime_ns": self.mtime_ns,
+            "mtime_ns": None if self.mtime_ns is None else storable(self.mtime_ns),
         }
 
 
@@ -242,7 +243,9 @@ class Files:
         return self.action("chown", path=path, uid=uid, gid=gid)
 
     def utimens(self, path: bytes, *, mtime_ns: int | None = None, atime_ns: int | None = None) -> JsonObject:
-        return self.action("utimens", path=path, mtime_ns=mtime_ns, atime_ns=atime_ns)
+        times = {"mtime_ns": mtime_ns, "atime_ns": atime_ns}
+        given = {name: None if ns is None else storable(ns) for name, ns in times.items()}
+        return self.action("utimens", path=path, **given)
 
     def symlink(
         self, target: bytes, path: bytes, *, overwrite: bool = False, if_match: str | None = None

@@ -13,6 +13,7 @@ never does a thing twice. What is no fsd answer (refused, silent, HTML, empty, c
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import select
 import socket
@@ -27,12 +28,14 @@ from urllib.parse import quote
 from fsd.client.identity import HTTPS, Identity
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
-from fsd.model.errors import FsdError, NotFound, Unavailable, UsageError, from_body
+from fsd.model.errors import FsdError, NotFound, PosixError, Unavailable, UsageError, from_body
 from fsd.model.limits import (
     CALL_TIMEOUT,
     CONNECT_TIMEOUT,
     ERROR_BODY_MAX,
+    HEAD_MAX,
     JSON_ANSWER_MAX,
+    KIB,
     RETRY_FOR,
 )
 from fsd.model.token import redact
@@ -41,6 +44,7 @@ T = TypeVar("T")
 Query: TypeAlias = Mapping[str, str | bytes | int | None] | Sequence[tuple[str, str | bytes | int | None]]
 
 CHUNK: Final = 256 * 1024
+_TARGET_MAX: Final = HEAD_MAX - 12 * KIB  # the rest of a head: the token and other headers
 IDLE_MAX: Final = 16
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MAX: Final = 2.0
@@ -294,8 +298,15 @@ class Http:
         body: Body | None,
         wait: float,
     ) -> Reply:
-        """One request and the head of its answer, whatever its status. Raises `Unavailable`."""
+        """One request and the head of its answer, whatever its status. Raises `Unavailable`, and `PosixError`
+        for a path that no request's head can hold."""
         target = self.identity.prefix + route + encode_query(query)
+        if len(target) > _TARGET_MAX:
+            raise PosixError(
+                errno.ENAMETOOLONG,
+                f"the path is too long for a request ({len(target)} bytes, at most {_TARGET_MAX})",
+                hint="a mount reaches any depth, one directory after the other",
+            )
         connection, used = self._take()
         sock = _socket_of(connection)
         try:

@@ -79,7 +79,9 @@ def admin_identity(claim: Claim) -> Identity:
         )
     key = claim.admin_key.strip()
     if not key.isascii() or not key.isprintable():
-        raise NotAuthenticated("the admin key holds characters that no key has")
+        raise NotAuthenticated(
+            "the admin key holds characters that no key has", hint="check FSD_ADMIN_KEY or --admin-key-file"
+        )
     return Identity(check_endpoint(claim.endpoint, insecure=claim.insecure), key)
 
 

@@ -20,6 +20,7 @@ from fsd.model.limits import MIB, STREAM_SPOOL
 from fsd.model.names import show
 
 CHUNK: Final = MIB
+_PAGE: Final = 65536  # what a file of /sys may claim to have: a page, whose size differs
 
 
 class LocalChanged(Conflict):
@@ -50,6 +51,7 @@ def told(path: bytes) -> Iterator[None]:
 class LocalFile:
     """A regular local file opened for one upload: exactly the bytes it had when opened, or `LocalChanged`.
 
+    Files of /proc and /sys have sizes that mean nothing: they are read to their end, as cp does.
     One thread. Use as a context manager.
     """
 
@@ -60,10 +62,15 @@ class LocalFile:
         with told(path):
             # O_NONBLOCK: a fifo put here meanwhile must not hang the copy.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
             self.stat = os.fstat(self._fd)
-        if not stat.S_ISREG(self.stat.st_mode):
+            if not stat.S_ISREG(self.stat.st_mode):
+                raise UsageError(f"{show(path)} is no regular file")
+            with told(path):
+                self._made_up = self._is_made_up()
+        except BaseException:
             os.close(self._fd)
-            raise UsageError(f"{show(path)} is no regular file")
+            raise
 
     def __enter__(self) -> LocalFile:
         return self
@@ -71,12 +78,24 @@ class LocalFile:
     def __exit__(self, *exc: object) -> None:
         os.close(self._fd)
 
+    def _is_made_up(self) -> bool:
+        """Whether the kernel makes the content as it is read: nothing stored, another length than said."""
+        size = self.stat.st_size
+        return not self.stat.st_blocks and size <= _PAGE and len(os.pread(self._fd, size + 1, 0)) != size
+
     @property
     def length(self) -> int | None:
-        return self.stat.st_size
+        return None if self._made_up else self.stat.st_size
 
     def pieces(self) -> Iterator[bytes]:
         at = 0
+        while self._made_up:
+            with told(self.path):
+                piece = os.pread(self._fd, CHUNK, at)
+            if not piece:
+                return
+            yield piece
+            at += len(piece)
         while at < self.stat.st_size:
             with told(self.path):
                 piece = os.pread(self._fd, min(CHUNK, self.stat.st_size - at), at)
@@ -87,6 +106,8 @@ class LocalFile:
 
     def changed(self) -> bool:
         """Whether the file was written since it was opened."""
+        if self._made_up:
+            return False  # another time with each look
         now = os.fstat(self._fd)
         before = self.stat
         return (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (

@@ -28,6 +28,7 @@ from fsd.client.transfer import (
 )
 from fsd.model.errors import Conflict, FsdError, UsageError
 from fsd.model.names import show
+from fsd.model.times import storable
 
 
 def upload_stream(
@@ -241,5 +242,5 @@ class _Tree:
         if stat.S_ISLNK(found.st_mode):
             with told(local):
                 return there["kind"] == "symlink" and raw_target(there) == os.readlink(local)
-        same = (there["size_bytes"], int(there["mtime_ns"])) == (found.st_size, found.st_mtime_ns)
+        same = (there["size_bytes"], int(there["mtime_ns"])) == (found.st_size, storable(found.st_mtime_ns))
         return stat.S_ISREG(found.st_mode) and there["kind"] == "file" and same

@@ -173,7 +173,7 @@ class Unavailable(FsdError):
     errno = _errno.EIO
     status = 503
     retryable = True
-    default_hint = "check the network and that the server runs; what was written stays and is sent later"
+    default_hint = "check the network and that the server runs, then try again"
 
 
 class IntegrityError(FsdError):

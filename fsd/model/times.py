@@ -13,6 +13,7 @@ _RFC3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d|w)", re.ASCII)
+_NS_MAX: Final = 2**63 - 1
 _UNIT_NS: Final = {
     "ms": 1_000_000,
     "s": NS,
@@ -21,6 +22,11 @@ _UNIT_NS: Final = {
     "d": 86_400 * NS,
     "w": 604_800 * NS,
 }
+
+
+def storable(ns: int) -> int:
+    """`ns` as near as a row holds it: 64 bits reach from 1677 to 2262. ext4 cuts times it cannot hold too."""
+    return max(-_NS_MAX, min(ns, _NS_MAX))
 
 
 def rfc3339(ns: int, digits: int = 3) -> str:

@@ -17,6 +17,8 @@ from fsd.model.errors import NotAuthenticated, UnknownRegion
 from fsd.model.limits import TOKEN_MAX, TOKEN_REGIONS_MAX
 
 PREFIX = "fsd1"
+_FILE_SYSTEM = re.compile(r"fs_[a-z0-9_]{1,64}")
+_READABLE = re.compile(r"[A-Za-z0-9_-]+={0,2}")
 _SECRET = re.compile(r"^[A-Za-z0-9_-]{43}$")
 _TOKEN_IN_TEXT = re.compile(r"fsd1\.[A-Za-z0-9_=-]+(\.[A-Za-z0-9_-]*)?")
 
@@ -88,11 +90,15 @@ def parse(text: str) -> Token:
     if not _SECRET.match(parts[2]):
         raise NotAuthenticated("the token is truncated or damaged: its secret has not 43 characters")
     try:
+        if not _READABLE.fullmatch(parts[1]):
+            raise ValueError("not base64url")
         readable = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         regions = {str(k): str(v) for k, v in dict(readable["r"]).items()}
         made = Token(str(readable["fs"]), str(readable["id"]), regions, parts[2])
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise NotAuthenticated("the token is truncated or damaged: its first part cannot be read") from exc
+    if not _FILE_SYSTEM.fullmatch(made.file_system_id):
+        raise NotAuthenticated("the token is truncated or damaged: it names no filesystem")
     if not 1 <= len(made.regions) <= TOKEN_REGIONS_MAX:
         raise NotAuthenticated("the token names no endpoint")
     return made

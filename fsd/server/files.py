@@ -251,8 +251,8 @@ def _filter(request: Request) -> Callable[[bytes, Attr], bool]:
         raise UsageError(f"type is one of {', '.join(sorted(KIND_NAMES))}")
     min_size = query_int(request, "min_size", 0, 0, FILE_MAX)
     max_size = query_int(request, "max_size", FILE_MAX, 0, FILE_MAX)
-    newer = query_int(request, "newer_ns", -1, 0, TIME_MAX)
-    older = query_int(request, "older_ns", TIME_MAX, 0, TIME_MAX)
+    newer = query_int(request, "newer_ns", -TIME_MAX - 1, 0, TIME_MAX)
+    older = query_int(request, "older_ns", TIME_MAX + 1, 0, TIME_MAX)
     key, equals, value = tag.partition("=")
 
     def passes(path: bytes, attr: Attr) -> bool:

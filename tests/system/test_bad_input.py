@@ -1,0 +1,122 @@
+"""A hostile user and an unlucky operator: each bad input gets one clear error that says what to do, the right
+exit code or errno, and loses nothing. What other modules try already (names and servers through the command
+line, places that will not do, a server that is away) is not repeated here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.cli import Outcome, process
+from support.server import Server, TestFs
+
+
+def refused(found: Outcome, code: int, *words: str) -> None:
+    """One clear error: the code, words of it, what to do; nothing on stdout, no traceback."""
+    assert found.code == code, found.err
+    assert found.out == b""
+    assert "Traceback" not in found.err
+    for word in words:
+        assert word in found.err
+    lines = [line for line in found.err.splitlines() if line.startswith("fsd [ERROR]")]
+    assert len(lines) == 1, found.err
+    assert found.error["hint"], found.err
+
+
+# Tokens.
+
+
+def _with(token: str, readable: bytes | str) -> str:
+    """`token` with another readable part, which nothing protects."""
+    first, _, secret = token.split(".")
+    part = readable if isinstance(readable, str) else base64.urlsafe_b64encode(readable).decode().rstrip("=")
+    return f"{first}.{part}.{secret}"
+
+
+@pytest.mark.parametrize(
+    "readable",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 4000,
+        b'{"fs":"fs_aaaaaaaaaaaaaaaaaaaa","id":"t","r":{}}',
+        b'{"fs":"../../healthz","id":"t","r":{"local":"http://127.0.0.1:9"}}',
+        "eyJm\ncyI6",
+        "eyJm cyI6",
+        "é",
+    ],
+)
+def test_damaged_tokens(shared_fs: TestFs, readable: bytes | str) -> None:
+    token = _with(shared_fs.token, readable)
+    found = process("ls", "/", env={"FSD_TOKEN": token, "FSD_ENDPOINT": shared_fs.server.url})
+    refused(found, 3, "token")
+    assert shared_fs.token[-43:] not in found.err
+
+
+def test_tokens_cut_anywhere(shared_fs: TestFs) -> None:
+    for at in (0, 3, 5, 40, len(shared_fs.token) - 44, len(shared_fs.token) - 1):
+        found = process("cp", "-", ":/f", env={"FSD_TOKEN": shared_fs.token[:at]}, stdin=b"x")
+        refused(found, 3, "token")
+    assert process("ls", "/", env=shared_fs.env).json["entries"] == []
+
+
+def test_the_hint_of_a_bad_admin_key_is_about_the_admin_key(shared_server: Server, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch(mode=0o600)
+    for given in (tmp_path / "absent", tmp_path, empty, Path("/dev/zero")):
+        found = process("list", "--admin-key-file", str(given), env={"FSD_ENDPOINT": shared_server.url})
+        refused(found, 3, str(given))
+        assert "admin.key" in found.error["hint"]
+        assert "FSD_TOKEN" not in found.err
+    found = process("list", env={"FSD_ENDPOINT": shared_server.url, "FSD_ADMIN_KEY": "k\x01y"})
+    refused(found, 3)
+    assert "FSD_TOKEN" not in found.err
+
+
+# Paths and values at their limits.
+
+
+@pytest.mark.parametrize("argv", [("ls",), ("stat",), ("cat",), ("find",)])
+def test_a_path_no_request_can_hold(shared_fs: TestFs, argv: tuple[str, ...]) -> None:
+    refused(process(*argv, "/" + "x/" * 40_000, env=shared_fs.env), 1, "ENAMETOOLONG")
+
+
+def test_files_of_proc_and_sys_are_copied_whole(shared_fs: TestFs, tmp_path: Path) -> None:
+    """Their size says 0, or a page, whatever they hold."""
+    for path in ("/proc/self/limits", "/proc/filesystems", "/sys/kernel/mm/transparent_hugepage/enabled"):
+        assert process("cp", path, ":/copy", env=shared_fs.env).code == 0
+        assert process("cat", "/copy", env=shared_fs.env).out == Path(path).read_bytes(), path
+    assert process("cp", "-r", "/proc/sys/kernel/random", ":/tree", env=shared_fs.env).code == 0
+    assert (
+        process("cat", "/tree/boot_id", env=shared_fs.env).out
+        == Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    )
+    grown = tmp_path / "f"
+    grown.write_bytes(b"")
+    assert process("cp", str(grown), ":/empty", env=shared_fs.env).code == 0
+    assert process("stat", "/empty", env=shared_fs.env).json["size_bytes"] == 0
+
+
+def test_times_before_1970_and_after_2262(shared_fs: TestFs, tmp_path: Path) -> None:
+    old, far = tmp_path / "old", tmp_path / "far"
+    for path, when in ((old, -2_000_000_000), (far, 15_000_000_000)):
+        path.write_bytes(b"x")
+        os.utime(path, (when, when))
+        assert process("cp", str(path), f":/{path.name}", env=shared_fs.env).code == 0
+    found = process("find", "/", env=shared_fs.env).json["matches"]
+    assert {one["name"]: one["mtime"][:4] for one in found} == {"old": "1906", "far": "2262"}
+    assert process("cp", ":/old", str(tmp_path / "back"), env=shared_fs.env).code == 0
+    assert (tmp_path / "back").stat().st_mtime == -2_000_000_000
+
+
+def test_an_error_does_not_promise_what_only_a_mount_does(shared_fs: TestFs) -> None:
+    """Nothing keeps what a failed copy was to send."""
+    env = {**shared_fs.env, "FSD_ENDPOINT": "http://127.0.0.1:9"}
+    found = process("cp", "-", ":/f", env=env, stdin=b"x")
+    refused(found, 1)
+    assert "later" not in json.dumps(found.error)
