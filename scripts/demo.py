@@ -213,6 +213,8 @@ class Demo:
                 self.server.wait(10)
         for pid in processes_below(self.base):
             os.kill(pid, signal.SIGKILL)
+        for record in records_below(self.base):
+            record.unlink(missing_ok=True)
         left = [f"mount {mount}" for mount in mounts_below(self.base)]
         if not left:
             shutil.rmtree(self.base)
@@ -251,6 +253,19 @@ def processes_below(base: Path) -> list[int]:
             continue  # ended meanwhile
         if os.fsencode(base) + b"/" in command:
             found.append(int(entry.name))
+    return found
+
+
+def records_below(base: Path) -> list[Path]:
+    """What is kept of ended mounts, for `fsd wait-exit`: as root in one directory for the machine."""
+    found = []
+    for record in Path("/run/fsd").glob("*.json"):
+        try:
+            mountpoint = Path(json.loads(record.read_text())["mountpoint"])
+        except (OSError, ValueError, KeyError):
+            continue  # another mount's, being written
+        if base in mountpoint.parents:
+            found += [record, record.with_suffix(".lock"), record.with_suffix(".sock")]
     return found
 
 

@@ -87,6 +87,7 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         alive = leftovers.marked_processes(_run_id)
         _left.extend(f"process {pid}: {command}" for pid, command in alive.items())
         leftovers.end_processes(list(alive))
+    leftovers.clear_records(base)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ Also a program (standard library only): `leftovers.py DIR` clears what is mounte
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -43,6 +44,19 @@ def clear_mounts(under: Path) -> list[str]:
     return found
 
 
+def clear_records(under: Path, runtime: Path = Path("/run/fsd")) -> None:
+    """Forget ended mounts below `under`: as root their records lie in one directory for the whole machine."""
+    prefix = os.path.join(os.path.realpath(under), "")
+    for record in runtime.glob("*.json"):
+        try:
+            mountpoint = json.loads(record.read_text())["mountpoint"]
+        except (OSError, ValueError, KeyError):
+            continue  # being written or removed by somebody else
+        if str(mountpoint).startswith(prefix):
+            for suffix in (".json", ".lock", ".sock"):
+                record.with_suffix(suffix).unlink(missing_ok=True)
+
+
 def marked_processes(run: str) -> dict[int, str]:
     """pid → command line of every other process that bears the mark `run`."""
     want = f"{MARK}={run}".encode()
@@ -76,6 +90,7 @@ def clear_run(work: Path) -> None:
     """Detach what is mounted below a run's directory and remove the directory (never what is mounted)."""
     for gone in clear_mounts(work):
         print(f"cleared a leftover mount: {gone}", file=sys.stderr)
+    clear_records(work)
     subprocess.run(["rm", "-rf", "--one-file-system", "--", os.fspath(work)], check=False, timeout=120)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from support.cli import command
-from support.leftovers import fsd_mounts
+from support.leftovers import clear_records, fsd_mounts
 from support.server import TestFs
 from support.wait import wait_for
 
@@ -52,6 +52,7 @@ class Sandbox:
             self.env["FSD_TEST_RUN"] = os.environ["FSD_TEST_RUN"]
         if endpoint:
             self.env["FSD_ENDPOINT"] = endpoint
+        self.record = base / "no-record"
         self.pids: list[int] = []  # the supervisor first, so that it brings nothing back
 
     def fsd(self, *argv: str, timeout: float = 60, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -87,6 +88,7 @@ class Sandbox:
             *options,
             timeout=timeout,
         )
+        self.record = Path(made["control_socket"]).with_suffix(".json")
         self._note(made)
 
     def _note(self, told: dict[str, Any]) -> None:
@@ -95,6 +97,10 @@ class Sandbox:
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.json("status", os.fspath(self.mountpoint))
         return found
+
+    def record_state(self) -> str:
+        """What the mount's record says of it: mounted, detached, ended, …"""
+        return str(json.loads(self.record.read_text())["state"])
 
     @property
     def daemon(self) -> int:
@@ -155,6 +161,7 @@ class Sandbox:
         self.signal(signal.SIGKILL)
         self.detach()
         wait_for(lambda: not any(alive(pid) for pid in self.pids), 20, "killed processes to go")
+        clear_records(self.base)
 
 
 def alive(pid: int) -> bool:

@@ -312,7 +312,22 @@ def detached(play: Round, disk: bool = False) -> History:
     history = play.history()
     way = play.random.choice((["umount"], ["fusermount3", "-u"]))
     print("ended by", way)
-    subprocess.run([*way, os.fspath(play.sandbox.mountpoint)], timeout=60, check=True)
+    done = subprocess.run(
+        [*way, os.fspath(play.sandbox.mountpoint)],
+        timeout=60,
+        env=play.sandbox.env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr + play.sandbox.logs()
+    if way[0] == "fusermount3":
+        # Linux makes no unmount wait for a FUSE daemon. It learns of it at once and syncs its log first.
+        wait_for(
+            lambda: play.sandbox.record_state() in ("detached", "ended"),
+            5,
+            "the daemon to notice",
+            every=0.005,
+        )
     return history
 
 
