@@ -28,7 +28,7 @@ from fsd.kernel.feed import Feed
 from fsd.kernel.interrupts import look_for_killed
 from fsd.kernel.logfile import LogFile, start_log
 from fsd.kernel.machine import Machine
-from fsd.kernel.mountpoint import mounted_at, set_read_ahead
+from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
 from fsd.kernel.notify import Notifier
 from fsd.kernel.operations import FsdOperations
 from fsd.kernel.options import MountOptions
@@ -108,10 +108,12 @@ class Daemon:
             nursery.start_soon(self.stopper.listen)
             try:
                 await self._mount(nursery)
-            except FsdError as exc:
+            except (FsdError, OSError) as exc:
                 log.error("mounting failed: %s", exc)
-                self.start.channel.failed(exc)
-                self.stopper.end(Ending(exc.exit_code, None, str(exc)))
+                error = exc if isinstance(exc, FsdError) else InternalError(f"mounting failed: {exc}")
+                await self._take_back()
+                self.start.channel.failed(error)
+                self.stopper.end(Ending(error.exit_code, None, str(error)))
             ending = await self.stopper.wait()
             await self._tell_server(ending)
             nursery.cancel_scope.cancel()
@@ -142,6 +144,14 @@ class Daemon:
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")
         self.start.channel.ready(self.answer(volume))
+
+    async def _take_back(self) -> None:
+        """A mount that came up but does not answer is no mount."""
+        if still_listed(self.place, self.options.source):
+            try:
+                await trio.to_thread.run_sync(partial(detach, self.place, lazy=True))
+            except FsdError as exc:
+                log.error("%s stays mounted: %s", self.place, exc)
 
     def answer(self, volume: Volume) -> dict[str, Any]:
         """What `fsd mount` prints."""
@@ -387,14 +397,13 @@ class Daemon:
         log.info("ending: exit %d (%s)", ending.code, ending.reason or "clean")
         if self.machine is not None:
             self.machine.post(self.machine.stop)
-        entry = mounted_at(self.place)
         ended: dict[str, Any] = {"exit": ending.code, "reason": ending.reason}
         if ending.pending is not None:
             ended["pending"] = sizes(ending.pending)
             ended["first_failed_path"] = show(ending.pending.first_path) or None
         elif ending.code == EXIT_LEFT:
             ended["status"] = "not_drained"
-        if entry is not None and entry.source == self.options.source:
+        if still_listed(self.place, self.options.source):
             log.warning("the kernel still lists the mount")
         else:
             utab.leave(self.place)

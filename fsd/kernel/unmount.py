@@ -7,6 +7,7 @@ kernel lists the mount.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,8 @@ def unmount(
         raise NotFound(f"nothing is mounted at {resolved}", hint="`fsd mounts` lists what is mounted here")
     record = directory.find(resolved)
     directory = directory.home(record)
+    # Called with the mount as working directory, this process would keep it busy itself.
+    os.chdir("/")
     try:
         answer = request(
             _socket(record, host),
