@@ -124,8 +124,7 @@ def unmount(
         raise NotFound(f"nothing is mounted at {resolved}", hint="`fsd mounts` lists what is mounted here")
     record = directory.find(resolved)
     directory = directory.home(record)
-    # Called with the mount as working directory, this process would keep it busy itself.
-    os.chdir("/")
+    _step_out(resolved)
     try:
         answer = request(
             _socket(record, host),
@@ -142,6 +141,16 @@ def unmount(
     if mountpoint.still_listed(resolved, record.source):
         raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
     return _judged(answer, f"{resolved} is unmounted, but not everything was sent")
+
+
+def _step_out(place: Path) -> None:
+    """Called with the mount as working directory, this process would keep it busy itself."""
+    try:
+        here = Path(os.readlink("/proc/self/cwd"))
+    except OSError:
+        return
+    if here == place or place in here.parents:
+        os.chdir("/")
 
 
 def _unmount_dead(place: Path, record: Record) -> dict[str, Any]:
