@@ -74,7 +74,10 @@ class Sandbox:
         """The ends of the daemon's logs, for messages."""
         texts = []
         for path in sorted(self.state.rglob("*.log")) if self.state.exists() else []:
-            texts.append(f"--- {path.name}\n" + path.read_text(errors="replace")[-3000:])
+            try:
+                texts.append(f"--- {path.name}\n" + path.read_text(errors="replace")[-3000:])
+            except OSError as exc:
+                texts.append(f"--- {path.name}: {exc}")
         return "\n".join(texts)
 
     def mount(self, *options: str, timeout: float = 90) -> None:
@@ -165,12 +168,14 @@ class Sandbox:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Whether the process runs. A zombie does not, unless threads of it are still ending: until then its
+    files are open."""
     try:
         raw = Path("/proc", str(pid), "stat").read_bytes()
+        threads = len(os.listdir(f"/proc/{pid}/task"))
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return raw.rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+    return threads > 1 or raw.rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
 
 
 @contextmanager
