@@ -181,7 +181,7 @@ class RuntimeDir:
             return 0.0
 
     def find(self, path: Path) -> Record:
-        """The record of the mount at `path`, or of the last one there. Raises `NotFound`, `UsageError`."""
+        """The record of the mount at `path`, of the last one there, or of the one that holds it. Raises `NotFound`, `UsageError`."""
         place = resolve(path)
         entry = mounted_at(place)
         if entry is not None and entry.ids is not None:
@@ -191,6 +191,12 @@ class RuntimeDir:
         here = [record for record in self.records() if record.mountpoint == str(place)]
         if here:
             return max(here, key=lambda r: self.home(r).changed(r.mount_id))
+        for parent in place.parents:
+            entry = mounted_at(parent)
+            if entry is not None:
+                if entry.ids is not None:
+                    return self.read(entry.ids[1])
+                break
         raise NotFound(f"nothing is mounted at {place}", hint="`fsd mounts` lists what is mounted here")
 
     def mounts_of(self, file_system_id: str) -> list[Record]:

@@ -158,6 +158,16 @@ def test_the_token_is_in_nobodys_arguments_or_environment(tiny: Tiny) -> None:
     assert "fsd1." not in (tiny.base / "run" / f"{record.mount_id}.json").read_text()
 
 
+def test_a_path_inside_finds_the_mount_but_does_not_unmount_it(tiny: Tiny) -> None:
+    assert tiny.start().returncode == 0
+    (tiny.place / "d").mkdir()
+    assert unmount.status(tiny.place / "d", tiny.directory)["mount_path"] == str(tiny.place)
+    assert unmount.drain(tiny.place / "d", tiny.directory, 5, say)["status"] == "drained"
+    with pytest.raises(NotFound):
+        unmount.unmount(tiny.place / "d", tiny.directory, 5, say, Host())
+    assert tiny.listed()
+
+
 def test_a_second_mount_of_the_place_is_busy(tiny: Tiny) -> None:
     assert tiny.start().returncode == 0
     again = tiny.start()
