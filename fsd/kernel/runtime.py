@@ -181,7 +181,10 @@ class RuntimeDir:
             return 0.0
 
     def find(self, path: Path) -> Record:
-        """The record of the mount at `path`, of the last one there, or of the one that holds it. Raises `NotFound`, `UsageError`."""
+        """The record of the mount at `path`, of the last one there, or of the one that holds it.
+
+        Raises `NotFound`, `UsageError`.
+        """
         place = resolve(path)
         entry = mounted_at(place)
         if entry is not None and entry.ids is not None:
