@@ -165,14 +165,18 @@ class Core:
                 oldest = min(oldest, content.first)
         return oldest
 
-    def trim(self) -> None:
+    def trim(self, renew_at: int | None = None) -> None:
         """Free the segments nothing needs any more. They are deleted when what allows it is durable."""
         if self.dead_jobs or self.recovering or self.sync_job is not None:
             return
         oldest = self.needed()
-        if oldest >= self.log.tail and self.log.used > self.renew_at:
+        if oldest >= self.log.tail and self.log.used > (self.renew_at if renew_at is None else renew_at):
             # Nothing is needed at all: begin anew, so that the space of this segment is freed as well.
-            self.log.rotate(self.state())
+            try:
+                self.log.rotate(self.state())
+            except NoSpace as exc:
+                self.disk_full(exc)
+                return
             oldest = self.log.tail
         if self.log.freeable(oldest):
             self.sync_job = self.log.begin_sync()

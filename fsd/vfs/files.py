@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from fsd.model.blocks import Parts, pieces
 from fsd.model.errors import NoSpace, PosixError
-from fsd.model.limits import BLOCK, FILE_MAX
+from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
 from fsd.vfs.content import Content, Flight
 from fsd.vfs.loads import READ_AHEAD
@@ -184,7 +184,8 @@ class FileCalls(NameCalls):
         """The disk under the log is full: send what there is and wait for room, or say so at once when
         nothing can be freed."""
         core = self.core
-        if not core.dirty and not len(core.queue):
+        core.trim(renew_at=MIB)
+        if core.sync_job is None and not core.dirty and not len(core.queue):
             raise NoSpace(
                 f"the disk under the state directory {core.options.state_dir} is full",
                 hint=f"free space under {core.options.state_dir}",

@@ -82,6 +82,7 @@ class Log:
         self._segment_size = segment_size
         self._fds: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # where a scan found each segment's last record to end
         self._segment = first_segment - 1
         self._at = segment_size
         self._allocated = 0
@@ -116,6 +117,7 @@ class Log:
             log._fds[number] = fd
             log._sizes[number] = os.fstat(fd).st_size
             log.unsynced.add(number)  # a killed process need not have synced what it wrote
+        log._spare = (directory / SPARE).exists()
         return log
 
     def scan(self) -> Iterator[Record]:
@@ -144,6 +146,27 @@ class Log:
                 self._number = record.number
                 yield record
                 at = after
+            self._ends[segment] = at
+
+    def cut(self, record: Record) -> None:
+        """`record`, yielded by `scan` as not whole, ends the log: it and everything behind it go, so that what
+        is appended from now on follows the last good record."""
+        segment = segment_of(record.pos)
+        os.ftruncate(self._fds[segment], (record.pos & OFFSET_MASK) - HEAD_LEN)
+        self._sizes[segment] = (record.pos & OFFSET_MASK) - HEAD_LEN
+        self._number = record.number - 1
+        for number in sorted((n for n in self._fds if n > segment), reverse=True):
+            os.close(self._fds.pop(number))
+            del self._sizes[number]
+            (self._dir / (NAME % number)).unlink()
+
+    def cut_tails(self) -> None:
+        """After a whole `scan`: give back what lies behind the last record of each segment (torn, or
+        allocated ahead). A recovery on a full disk needs that space."""
+        for segment, end in self._ends.items():
+            if end < self._sizes[segment]:
+                os.ftruncate(self._fds[segment], end)
+                self._sizes[segment] = end
 
     def _record_at(self, segment: int, at: int) -> Record | None:
         fd = self._fds[segment]

@@ -72,6 +72,7 @@ class Recovery:
             self._check(replay)
             if not replay.ops and not any(p.changes for p in replay.files.values()):
                 return None, log.retire()
+            log.cut_tails()
             report = self._send(log, replay)
             return report, log.retire()
         except BaseException:

@@ -89,7 +89,8 @@ class Replay:
     def run(self) -> None:
         for record in self.log.scan():
             if not record.whole and not (self.doubtful and record.kind == logs.WRITE):
-                break  # the order of operations ends here
+                self.log.cut(record)  # the order of operations ends here
+                break
             self._apply(record)
 
     def _payload(self, record: Record) -> bytes:

@@ -43,10 +43,15 @@ class Clock:
         self.wall += 1_000
         return self.wall
 
+    def monotonic(self) -> float:
+        """A little later each time it is asked, so that whoever waits by it gets there."""
+        self.seconds += 0.0001
+        return self.seconds
+
     def host(self, rng: random.Random) -> Host:
         return Host(
             wall_ns=self.wall_ns,
-            monotonic=lambda: self.seconds,
+            monotonic=self.monotonic,
             token_bytes=rng.randbytes,
             boot_id=lambda: self.boot,
             crash_point=lambda name: self.crash_at(name),
@@ -556,13 +561,15 @@ class World(Client):
             return
         node = self.rng.choice(files)
         if self.rng.random() < 0.5:
-            node.mode = self.rng.choice((0o600, 0o644, 0o755))
-            self.note(f"chmod {node.ino:x} {node.mode:o}")
-            self.call(lambda v: v.setattr(node.ino, mode=node.mode))
+            mode = self.rng.choice((0o600, 0o644, 0o755))
+            self.note(f"chmod {node.ino:x} {mode:o}")
+            self.call(lambda v: v.setattr(node.ino, mode=mode))
+            node.mode = mode
         else:
-            node.mtime = self.rng.randrange(10**18)
-            self.note(f"utimens {node.ino:x} {node.mtime}")
-            self.call(lambda v: v.setattr(node.ino, mtime=node.mtime, atime=5))
+            mtime = self.rng.randrange(10**18)
+            self.note(f"utimens {node.ino:x} {mtime}")
+            self.call(lambda v: v.setattr(node.ino, mtime=mtime, atime=5))
+            node.mtime = mtime
 
     def do_xattr(self) -> None:
         files = self.files()

@@ -1,0 +1,92 @@
+"""The disk under the state directory, or the buffer, is full: nothing is lost, nothing hangs for ever."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.bench import Bench
+from support.world import Client, Clock, server_tree
+
+from fsd.model.errors import NoSpace
+from fsd.model.limits import MIB
+from fsd.vfs.types import Park
+
+SCRIPT = Path(__file__).parent.parent / "support" / "full_log.py"
+
+
+def test_a_full_disk_under_the_state_directory(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    wrap = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    done = subprocess.run(
+        [*wrap, sys.executable, SCRIPT, disk, tmp_path / "server"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.split() == ["full", "changes", "told", "freed", "recovered"], done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def small(tmp_path: Path) -> Client:
+    client = Client(tmp_path / "mount", Bench(tmp_path / "server"), Clock(), random.Random(1))
+    client.net.faulty = False
+    client.options = replace(client.options, segment_size=64 * MIB, buffer_size=8 * MIB, io_timeout=10.0)
+    client.open()
+    return client
+
+
+def test_a_full_buffer_parks_writers_until_it_is_sent(tmp_path: Path) -> None:
+    """Ten times the buffer goes through while the server answers."""
+    client = small(tmp_path)
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"f", 0o644, 0, 0, os.O_RDWR))
+    data = client.rng.randbytes(80 * MIB)
+    parked = 0
+    for at in range(0, len(data), MIB):
+        piece = data[at : at + MIB]
+        try:
+            client.volume.write(fh, at, piece)
+        except Park as park:
+            parked += 1
+            client.until(park.want)
+            assert client.call(lambda v, p=piece, o=at: v.write(fh, o, p)) == MIB  # type: ignore[misc]
+        assert client.volume.core.log.used <= 9 * MIB
+    assert parked > 3
+    client.call(lambda v: v.fsync(fh, False))
+    assert server_tree(client.bench)["/f"][1] == data
+    client.volume.close()
+    client.bench.close()
+
+
+def test_a_full_buffer_without_a_server_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    client = small(tmp_path)
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"f", 0o644, 0, 0, os.O_RDWR))
+    client.net.cut = 1 << 30
+    data = client.rng.randbytes(40 * MIB)
+    taken = 0
+    want = None
+    while want is None:
+        try:
+            taken += client.volume.write(fh, taken, data[taken : taken + MIB])
+        except Park as park:
+            want = park.want
+    assert taken >= 5 * MIB
+    client.clock.seconds += 11
+    client.volume.tick(client.clock.seconds)
+    with pytest.raises(NoSpace, match="the log under"):
+        client.volume.done(want)
+    assert client.volume.pending().bytes == taken
+    client.net.cut = 0
+    client.until(client.volume.barrier())
+    assert server_tree(client.bench)["/f"][1] == data[:taken]
+    assert client.volume.pending().clean
+    client.volume.close()
+    client.bench.close()
