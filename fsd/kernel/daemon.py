@@ -259,8 +259,7 @@ class Daemon:
         loop.hook(self.machine.pump, self.operations.abort)
         self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)
         self.machine.invalidated = self.notifier.submit
-        always_check = options.consistency == "open"
-        self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier, always_check)
+        self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
 
     def _fuse_options(self) -> set[str]:
         options = {f"fsname={self.options.source}", "subtype=fsd"}

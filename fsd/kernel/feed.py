@@ -3,7 +3,7 @@ kernel must forget.
 
 An answer comes at least every `WAIT` seconds, with or without a change, so that silence is noticed within
 `SILENT`: then every answer to the kernel gets time-out 0 and the volume asks again before it uses what it
-knows. With `--consistency open` it is so always.
+knows.
 """
 
 from __future__ import annotations
@@ -29,22 +29,17 @@ RETRY: Final = 0.5
 class Feed:
     """One mount's feed. `start` once; `look` from the timer; `stop` from any thread."""
 
-    def __init__(
-        self, machine: Machine, remote: Remote, entries: Entries, notifier: Notifier, always_check: bool
-    ) -> None:
+    def __init__(self, machine: Machine, remote: Remote, entries: Entries, notifier: Notifier) -> None:
         self._machine = machine
         self._remote = remote
         self._entries = entries
         self._notifier = notifier
         self._stopped = threading.Event()
         self._silent = False
-        self._always_check = always_check
         self.last_answer = machine.host.monotonic()
         self._thread = threading.Thread(target=self._work, name="fsd-feed", daemon=True)
 
     def start(self) -> None:
-        if self._always_check:
-            self._machine.post(lambda: self._set_silent(True))
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,7 +48,7 @@ class Feed:
     def look(self) -> None:
         """Notice silence; any thread."""
         silent = self._machine.host.monotonic() - self.last_answer > SILENT
-        if silent and not self._silent and not self._always_check:
+        if silent and not self._silent:
             self._silent = True
             log.warning("the change feed has been silent for %.0f s: caches are checked before use", SILENT)
             self._machine.post(lambda: self._set_silent(True))

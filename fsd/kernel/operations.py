@@ -298,7 +298,10 @@ class FsdOperations(pyfuse3.Operations):
     # extended attributes
 
     def _check_xattr(self, name: bytes) -> None:
-        if not self._xattr or name in _ACL_NAMES:
+        if not self._xattr:
+            # The kernel remembers ENOSYS, answers EOPNOTSUPP itself and spares one request a write.
+            raise FUSEError(errno.ENOSYS)
+        if name in _ACL_NAMES:
             raise FUSEError(errno.EOPNOTSUPP)
 
     @handler
@@ -314,7 +317,7 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def listxattr(self, nodeid: int, ctx: RequestContext) -> Sequence[bytes]:
         if not self._xattr:
-            raise FUSEError(errno.EOPNOTSUPP)
+            raise FUSEError(errno.ENOSYS)
         return self._volume.listxattr(self._ino(nodeid))
 
     @handler

@@ -36,7 +36,7 @@ class MountOptions:
     remote_path: bytes = b"/"
     read_only: bool = False
     durability: str = "fsync"  # or "close"
-    consistency: str = "feed"
+    consistency: str = "feed"  # the only one there is
     xattr: bool = True
     allow_other: bool | None = None  # None: when root
     loop: str = "mini"  # or "trio"

@@ -390,3 +390,20 @@ def test_what_is_gone_is_forgotten(place: Place) -> None:
         (box.mountpoint / "temporary").unlink()
     box.drain()
     wait_for(lambda: box.status()["inodes"] < 20, 10, "the inodes to go", every=0.2)
+
+
+def test_the_other_loop_and_no_xattrs(place: Place) -> None:
+    box = place.box("--loop", "trio", "--no-xattr")
+    assert box.status()["loop"] == "trio"
+    for number in range(50):
+        (box.mountpoint / f"f{number}").write_bytes(b"x" * number)
+    with pytest.raises(OSError, match="not supported"):
+        os.setxattr(box.mountpoint / "f1", "user.x", b"")
+    with open(box.mountpoint / "f1", "r+b") as file:
+        file.write(b"y")
+        os.fsync(file.fileno())
+    box.unmount()
+    box.lose()
+    other = place.box()
+    assert (other.mountpoint / "f1").read_bytes() == b"y"
+    assert len(os.listdir(other.mountpoint)) == 50
