@@ -21,7 +21,7 @@ import trio
 
 from fsd.kernel import runtime
 from fsd.kernel.mountpoint import detach
-from fsd.model.errors import Busy, FsdError, Unavailable
+from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
 from fsd.model.names import show
 from fsd.vfs.types import Pending, Want
 
@@ -287,6 +287,10 @@ class Stopper:
             await daemon.call(one)
         left = await daemon.call(machine.volume.pending)
         error = self._why(wants, errors, ended.is_set())
+        if error is None:
+            refused = await daemon.call(lambda: machine.volume.status().get("refused", 0))
+            if refused:
+                error = NotDrained(f"the server refused {refused} operations", hint="`fsd recover`")
         return Drained(error, before, left, trio.current_time() - began)
 
     def _why(self, wants: list[Want], errors: list[BaseException], ended: bool) -> Exception | None:

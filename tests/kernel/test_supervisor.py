@@ -322,6 +322,18 @@ def test_a_hang_of_the_fuse_thread_dumps_all_stacks(tiny: Tiny) -> None:
     assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
 
 
+def test_what_the_server_refused_is_never_called_drained(tiny: Tiny) -> None:
+    assert tiny.start("refused").returncode == 0
+    with pytest.raises(NotDrained, match="refused 1 operations") as caught:
+        unmount.drain(tiny.place, tiny.directory, 5, say)
+    assert caught.value.details["status"] == "not_drained"
+    with pytest.raises(NotDrained):
+        unmount.unmount(tiny.place, tiny.directory, 5, say, Host())
+    assert not tiny.listed()
+    with pytest.raises(NotDrained):
+        unmount.wait_exit(tiny.place, tiny.directory, 5, say, Host())
+
+
 class TestPlaces:
     """Places that will not do: a clear word, the right exit code, nothing mounted."""
 

@@ -1,7 +1,8 @@
 """`fsd mount` whose daemon holds a `TinyVolume` and needs no server.
 
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
-BASE/state, records in BASE/run. `hang` shortens the watchdog's patience. Exits as the command would.
+BASE/state, records in BASE/run. `hang` shortens the watchdog's patience, `refused` is
+one operation the server would not take. Exits as the command would.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def tiny(*args: Any) -> Any:
 
     if "hang" in sys.argv:
         fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
-    return TinyVolume()
+    made = TinyVolume()
+    made.refused = int("refused" in sys.argv)
+    return made
 
 
 def main() -> int:

@@ -40,6 +40,7 @@ class TinyVolume:
     root_ino = 7
     session = 1
     feed_seq = 0
+    refused = 0  # operations the server would not take
 
     def __init__(self) -> None:
         self.nodes = {7: TinyInode(7, 0o40755, 0, 0, 7)}
@@ -226,10 +227,10 @@ class TinyVolume:
         self.silent = silent
 
     def status(self) -> dict[str, Any]:
-        return {"tiny": True}
+        return {"tiny": True, "refused": self.refused}
 
     def pending(self) -> Pending:
-        return Pending(0, 0, 0, 0.0, b"", "")
+        return Pending(self.refused, 0, 0, 0.0, b"", "")
 
     def close(self) -> None:
         self.handles.clear()
