@@ -122,6 +122,11 @@ class Recovery:
                     newest = max((i.frozen for i in replay.contents(ino)), default=past.frozen)
                     past.changes = [e for e in past.changes if e.pos < newest]
                     report.kept += 1
+                elif attr is not None and attr.writer == replay.state.session:
+                    # The log goes on from what the server has, though the answer that said so is lost. A
+                    # lost tail may cost the session, and under another this base alone prevents a conflict.
+                    past = replay.files[ino]
+                    past.cseq = max(past.cseq, attr.cseq)
 
 
 def _newer(replay: Replay, ino: int, attr: Any) -> bool:
