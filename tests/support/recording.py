@@ -177,24 +177,31 @@ class History:
         self._changed: set[int] = set()  # handles through which something changed
         # What a killed program's last write may have left: some of its pages.
         self._partly: dict[int, set[str]] = {}
+        # The kernel sends a write that begins inside a page as two requests: a power cut may come between.
+        self._split: dict[int, list[tuple[int, str]]] = {}
         for time, call in enumerate(calls, 1):
-            if time > acked:
-                self._part(call)
+            if call["op"] in ("write", "pwrite") and call["size"]:
+                self._part(time, call)
             getattr(self, "_do_" + call["op"])(time, call)
             self._remember(time)
 
-    def _part(self, call: dict[str, Any]) -> None:
-        """The kernel ends a write of a killed program between two pages."""
-        if call["op"] not in ("write", "pwrite") or call["size"] == 0:
-            return
+    def _part(self, time: int, call: dict[str, Any]) -> None:
+        """What a write leaves when it ends early, between two pages: the last call of a killed program
+        anywhere, one cut by a power failure at its first page border."""
         node, _, flags = self._handles[call["h"]]
         off = call.get("off", len(node.data) if flags & os.O_APPEND else self._at[call["h"]])
         data = payload(self._seed, call["n"], call["size"])
-        ends = range((off // PAGE + 1) * PAGE, off + len(data), PAGE)
-        for end in ends:
+        killed = time > self.acked
+        for end in range((off // PAGE + 1) * PAGE, off + len(data), PAGE):
+            if not killed and off % PAGE == 0:
+                return
             part = _Node(0, "f", 0, bytearray(node.data))
             self._put(part, off, data[: end - off])
-            self._partly.setdefault(node.number, set()).add(part.value().content)
+            content = part.value().content
+            if not killed:
+                self._split.setdefault(node.number, []).append((time, content))
+                return
+            self._partly.setdefault(node.number, set()).add(content)
 
     def _remember(self, time: int) -> None:
         state = {path: node.value() for path, node in self._tree.items()}
@@ -346,11 +353,11 @@ class History:
             kinds = {(v.kind, v.mode) for v in since if v is not None}
             if (now.kind, now.mode) not in kinds:
                 wrong.append(f"{path} is {now.kind} {now.mode:o}, not one of {kinds}")
-            elif now.content not in self._held(path, names, synced):
+            elif now.content not in self._held(path, names, synced, recovered):
                 wrong.append(f"{path} holds {now.content[:12]}, {self._trace(path, now.content, names)}")
         assert not wrong, f"seed {self._seed}, {self.acked} calls: {'; '.join(wrong[:20])}"
 
-    def _held(self, path: str, names: int, synced: dict[int, int]) -> set[str]:
+    def _held(self, path: str, names: int, synced: dict[int, int], power_cut: bool = False) -> set[str]:
         """What `path` may hold: for each file it was since `names`, that file's content since it got this
         name (a name never shows older content than it was given with) and since it was synced."""
         held = set()
@@ -364,6 +371,8 @@ class History:
                 if ended > start and (not hidden or time <= start == synced.get(number)):
                     held.add(content)
             held |= self._partly.get(number, set())
+            if power_cut:
+                held |= {content for time, content in self._split.get(number, ()) if time > start}
         return held
 
     def _trace(self, path: str, content: str, names: int) -> str:
