@@ -404,9 +404,9 @@ class History:
                 opened.pop(call["h"])
         return set(opened.values())
 
-    def check_up_to(self, found: Found, time: int) -> None:
+    def check_up_to(self, found: Found, time: int, *, recovered: bool = False) -> None:
         """Everything up to `time` is there, in content too."""
-        self.check_since(found, time, dict.fromkeys(self._contents, time))
+        self.check_since(found, time, dict.fromkeys(self._contents, time), recovered=recovered)
 
 
 def difference(found: Found, wanted: Found) -> str:

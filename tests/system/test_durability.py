@@ -375,13 +375,8 @@ def test_drain_and_unmount(play: Round, column: str) -> None:
     cuts[column]()
     play.cut_at = before  # at stake is what was young when the promise was asked for
     history = play.history()
-    if column in (DAEMON, RESTART):
-        found = play.shown()
-        if column == RESTART:
-            found = {path: value for path, value in found.items() if ".recovered-" not in path}
-    else:
-        found = play.committed()
-    history.check_up_to(found, covered)
+    found = play.shown() if column in (DAEMON, RESTART) else play.committed()
+    history.check_up_to(found, covered, recovered=column == RESTART)
     if not drained:
         history.check_exact(found)
 
