@@ -14,8 +14,9 @@ from fsd.client.http import Http
 from fsd.client.journals import Journals, check_entry
 from fsd.model.errors import FsdError, IntegrityError, UsageError
 from fsd.model.limits import JOURNAL_BATCH_BYTES, JOURNAL_BATCH_MAX, JOURNAL_PAGE_MAX
+from fsd.wire.strictjson import dumps, read_written, show
 
-_DECODER: Final = json.JSONDecoder()
+_DECODER: Final = json.JSONDecoder(parse_int=str)  # int() refuses more than 4,300 digits
 
 
 def journals(context: Context) -> Journals:
@@ -104,7 +105,7 @@ def split_array(text: str) -> list[str]:
 
 def with_defaults(text: str, args: SimpleNamespace) -> str:
     """The entry's text with the fields of --entry-type, --source and --subject it does not name itself."""
-    given = json.loads(text)
+    given = read_written(text)
     wanted: dict[str, Any] = {}
     if args.entry_type is not None:
         wanted["type"] = args.entry_type
@@ -131,7 +132,7 @@ def entry_line(entry: dict[str, Any]) -> str:
     """One entry for people: number, time, type, then everything the caller said."""
     server = {"seq", "entry_id", "observed_at", "fs_seq", "prev_hash", "entry_hash", "type", "barrier"}
     own = {k: v for k, v in entry.items() if k not in server}
-    told = json.dumps(own, ensure_ascii=False) if own else ""
+    told = show(own) if own else ""
     return f"{entry['seq']}  {entry['observed_at']}  {entry['type']}  {told}".rstrip()
 
 
@@ -147,7 +148,7 @@ def follow(context: Context, args: SimpleNamespace) -> Raw:
     for seen, entry in enumerate(found, 1):
         if not args.no_wait:
             _wait_for(context, [entry], args.timeout)
-        line = json.dumps(entry, ensure_ascii=False) if not context.text else entry_line(entry)
+        line = show(entry) if not context.text else entry_line(entry)
         context.streams.stdout.write(line.encode("utf-8", "backslashreplace") + b"\n")
         context.streams.stdout.flush()
         if args.count is not None and seen >= args.count:
@@ -256,5 +257,5 @@ def export(context: Context, args: SimpleNamespace) -> Raw:
 
 
 def _line(context: Context, value: dict[str, Any]) -> None:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = dumps(value)
     context.streams.stdout.write(text.encode() + b"\n")

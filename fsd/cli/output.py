@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsd.model.errors import FsdError, UsageError
+from fsd.wire.strictjson import show
 
 # What a terminal would obey rather than show, line breaks and tabs apart.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -44,7 +45,7 @@ def render(document: Document, format: str, query: str | None) -> str:
     if query is not None:
         value = search(query, value)
     if format == "json":
-        return json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n"
+        return show(value, indent=2) + "\n"
     if query is None and document.text is not None:
         return document.text(value)
     return plain(value)
@@ -84,7 +85,7 @@ def scalar(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return show(value)
     return str(value)
 
 

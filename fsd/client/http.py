@@ -39,9 +39,13 @@ from fsd.model.limits import (
     RETRY_FOR,
 )
 from fsd.model.token import redact
+from fsd.wire.strictjson import read_written
 
 T = TypeVar("T")
 Query: TypeAlias = Mapping[str, str | bytes | int | None] | Sequence[tuple[str, str | bytes | int | None]]
+
+Loads: TypeAlias = Callable[[bytes], Any]
+_LOADS: Final[Loads] = json.loads  # `Http` has a method called json
 
 CHUNK: Final = 256 * 1024
 _TARGET_MAX: Final = HEAD_MAX - 12 * KIB  # the rest of a head: the token and other headers
@@ -193,11 +197,13 @@ class Http:
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
         wait: float = 0.0,
+        written: bool = False,
     ) -> dict[str, Any]:
         """One JSON call, tried again while the error is retryable; the answer's object.
 
         `raw` is a body already encoded. `key` replaces the generated idempotency key. `wait` seconds are
-        added to the time-out: how long the server may hold the answer back. Raises any `FsdError`.
+        added to the time-out: how long the server may hold the answer back. With `written` the answer's
+        numbers keep their digits (`strictjson.read_written`). Raises any `FsdError`.
         """
         sent = raw if raw is not None else (b"" if body is None else encode_json(body))
         payload = BytesBody(sent) if method != "GET" else None
@@ -206,7 +212,8 @@ class Http:
             extra["Content-Type"] = "application/json"
         if method != "GET":
             extra["Idempotency-Key"] = key or self.new_key()
-        return self.retried(lambda: self._json_once(method, route, query, extra, payload, wait))
+        loads = read_written if written else _LOADS
+        return self.retried(lambda: self._json_once(method, route, query, extra, payload, wait, loads))
 
     def send(
         self, method: str, route: str, body: Body, *, query: Query = (), headers: Mapping[str, str]
@@ -252,6 +259,7 @@ class Http:
         headers: Mapping[str, str],
         body: Body | None,
         wait: float,
+        loads: Loads = _LOADS,
     ) -> dict[str, Any]:
         reply = self.exchange(method, route, query=query, headers=headers, body=body, wait=wait)
         if not 200 <= reply.status < 300:
@@ -263,7 +271,7 @@ class Http:
         if not kind.startswith("application/json"):
             raise Unavailable(f"{self._where()} answered {reply.status} with {kind}, not with JSON")
         try:
-            found = json.loads(raw)
+            found = loads(raw)
         except ValueError as exc:
             raise Unavailable(f"the answer of {self._where()} is cut or damaged") from exc
         if not isinstance(found, dict):

@@ -1,4 +1,5 @@
-"""Journals over HTTP. Entries are sent as the JSON text the caller wrote, so numbers arrive as written.
+"""Journals over HTTP. Entries are sent as the JSON text the caller wrote, so numbers arrive as written, and
+those read keep their digits (`strictjson.show` writes them).
 
 Any thread; raises `FsdError`. An append carries one key through all its tries: a lost answer never makes a
 second entry.
@@ -6,7 +7,6 @@ second entry.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from fsd.model.limits import (
     JOURNAL_ENTRY_MAX,
     JOURNAL_PAGE_MAX,
 )
+from fsd.wire.strictjson import read_written
 
 JsonObject = dict[str, Any]
 
@@ -30,7 +31,7 @@ def check_entry(text: str, where: str) -> str:
     The rules for fields are the server's.
     """
     try:
-        found = json.loads(text)
+        found = read_written(text)
     except ValueError as exc:
         raise UsageError(f"{where} is no JSON: {exc}") from exc
     if not isinstance(found, dict):
@@ -106,7 +107,8 @@ class Journals:
         query: dict[str, str | int] = {"after_seq": after_seq, "limit": limit}
         if wait:
             query["wait"] = f"{min(wait, FEED_WAIT_MAX):g}"
-        return self.http.json("GET", self._route(journal_id, "/entries"), query=query, wait=wait)
+        route = self._route(journal_id, "/entries")
+        return self.http.json("GET", route, query=query, wait=wait, written=True)
 
     def entries(self, journal_id: str, *, after_seq: int = 0) -> Iterator[JsonObject]:
         """All entries behind `after_seq`, in order."""
@@ -146,7 +148,7 @@ class Journals:
         query: list[tuple[str, str | int | None]] = [("limit", limit)]
         query += [(name, value) for name, values in filters.items() for value in values]
         base = self._base.removesuffix("/journals")
-        return self.http.json("GET", f"{base}/journal-entries", query=query)
+        return self.http.json("GET", f"{base}/journal-entries", query=query, written=True)
 
     def verify(self, journal_id: str, head_hash: str | None = None) -> JsonObject:
         """The server's check of the chain; with a trusted `head_hash` also that it is in it."""

@@ -3,6 +3,8 @@
 Refused with the field named: duplicate keys, lone surrogates, NaN and Infinity, invalid UTF-8, more than
 `DEPTH_MAX` levels. With `exact=True` every number comes back as a `Number` that keeps its text, so that it
 can be given back as it was written; `dumps` writes those and everything else compactly.
+
+`read_written` is for the receiver of an answer: numbers are Python's, and still written as they came.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fsd.model.errors import UsageError
 
 DEPTH_MAX: Final = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_INT_DIGITS: Final = 600  # int() refuses texts longer than a bound that nobody can set below 640
 
 
 class Number:
@@ -38,6 +41,25 @@ class Number:
 
     def __repr__(self) -> str:
         return f"Number({self.text})"
+
+
+class Written(float):
+    """A number Python would show in other digits than it was written with (`1.10`, `1E5`, `-0`, an integer
+    of a thousand digits): the nearest double to reckon with, `text` to show."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Written:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+Written.__name__ = "float"  # JMESPath's functions know a number by the name of its type
 
 
 def loads(raw: bytes | str, what: str, *, exact: bool = False) -> Any:
@@ -79,6 +101,25 @@ def dumps(value: Any) -> str:
     """Compact JSON of `value`; numbers read with `exact=True` as they were written, keys in their order."""
     out: list[str] = []
     _write(value, out)
+    return "".join(out)
+
+
+def read_written(raw: bytes | str) -> Any:
+    """The value in `raw` with every number that would change its digits as `Written`; raises `ValueError`.
+
+    For text a strict reader has accepted already: nothing else is checked.
+    """
+    try:
+        return json.loads(raw, parse_int=_written_int, parse_float=_written_float)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep") from exc
+
+
+def show(value: Any, indent: int | None = None) -> str:
+    """JSON of what `read_written` gave, or of any value, laid out as `json.dumps` does it; what JSON does not
+    know as its text."""
+    out: list[str] = []
+    _show(value, indent, "\n", out)
     return "".join(out)
 
 
@@ -125,7 +166,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _write(value: Any, out: list[str]) -> None:
-    if isinstance(value, Number):
+    if isinstance(value, (Number, Written)):
         out.append(value.text)
     elif isinstance(value, dict):
         out.append("{")
@@ -143,3 +184,31 @@ def _write(value: Any, out: list[str]) -> None:
         out.append("]")
     else:
         out.append(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _written_float(text: str) -> float:
+    value = float(text)
+    return value if repr(value) == text else Written(text)
+
+
+def _written_int(text: str) -> int | Written:
+    return Written(text) if len(text) > _INT_DIGITS or text == "-0" else int(text)
+
+
+def _show(value: Any, indent: int | None, line: str, out: list[str]) -> None:
+    """`line` begins a line at the depth of `value`."""
+    if isinstance(value, Written):
+        out.append(value.text)
+    elif isinstance(value, (dict, list, tuple)) and value:
+        inner = line + " " * (indent or 0)
+        between = ", " if indent is None else "," + inner
+        named = isinstance(value, dict)
+        out.append(("{" if named else "[") + ("" if indent is None else inner))
+        for at, key in enumerate(value):
+            out.append(between if at else "")
+            if named:
+                out.append(json.dumps(str(key), ensure_ascii=False) + ": ")
+            _show(value[key] if named else key, indent, inner, out)
+        out.append(("" if indent is None else line) + ("}" if named else "]"))
+    else:
+        out.append(json.dumps(value, ensure_ascii=False, default=str))

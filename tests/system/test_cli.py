@@ -341,6 +341,8 @@ def test_journals_in_both_spellings(shared_fs: TestFs) -> None:  # noqa: F811
 
     text = fsd(shared_fs, "journal", "read", "j1", "--after-seq", "0").text
     assert "123456789012345678901234567890" in text
+    assert '"f": 1.10' in text
+    assert fsd(shared_fs, "journal", "read", "j1", "--query", "sum(entries[].f)").json == 1.1
     entries = json.loads(text)["entries"]
     assert [e["type"] for e in entries] == ["n", "a", "b", "c", "c", "once"]
     assert entries[0]["subjects"] == ["repo:x"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 
 import msgpack
@@ -15,6 +16,7 @@ from fsd.model.errors import DamagedBody, FsdError, IntegrityError, TooLarge, Un
 from fsd.model.limits import BLOCK
 from fsd.model.ops import LINK, Link, Outcome
 from fsd.wire import frame, messages
+from fsd.wire.strictjson import dumps, read_written, show
 
 
 @given(st.lists(st.binary(min_size=1, max_size=5000), max_size=8))
@@ -131,3 +133,26 @@ def test_rows_of_a_blob_table_are_of_their_types(row: list[object]) -> None:
     raw = msgpack.packb({"blobs": [row]}, use_bin_type=True)
     with pytest.raises(UsageError):
         frame.unpack(b"FSD1" + len(raw).to_bytes(4, "big") + raw, blobs_max=9, bytes_max=BLOCK)
+
+
+@pytest.mark.parametrize(
+    "text", ["1.10", "1E5", "-0", "-0.0", "1e400", "0.1", "1", "123456789012345678901234567890", "9" * 5000]
+)
+def test_numbers_of_an_answer_are_shown_as_written(text: str) -> None:
+    body = f'{{"a": [{text}, {{"b": {text}}}], "c": []}}'
+    value = read_written(body)
+    assert show(value) == body
+    assert dumps(value) == body.replace(" ", "")
+    assert value["a"][0] == pytest.approx(float(text))
+
+
+def test_what_is_shown_is_laid_out_as_json_does_it() -> None:
+    value = {"a": [1, {"b": None, "c": {}}, []], "d": True, "e": "ü\n", "f": (1.5, "x"), "g": {"h": {"i": 2}}}
+    for indent in (None, 2):
+        assert show(value, indent) == json.dumps(value, indent=indent, ensure_ascii=False)
+    assert show(b"x") == json.dumps("b'x'")
+
+
+def test_answers_nested_too_deep_are_no_json() -> None:
+    with pytest.raises(ValueError, match="deep"):
+        read_written("[" * 100_000)
