@@ -40,6 +40,7 @@ class LoopDisk:
         self.path = base / "disk"
         self._size = mib * _MIB
         self._mounted = False
+        self._device = ""
 
     def __enter__(self) -> LoopDisk:
         self.path.mkdir(parents=True)
@@ -69,7 +70,7 @@ class LoopDisk:
     def remount(self) -> None:
         """After `die`: the machine is up again. Nothing may have files open on it."""
         self._must("umount", os.fspath(self.path))
-        self._mounted = False
+        self._detach()
         self._mount()
 
     def restart(self) -> None:
@@ -77,17 +78,26 @@ class LoopDisk:
         self.remount()
 
     def _mount(self) -> None:
-        self._must("mount", "-o", "loop", os.fspath(self._image), os.fspath(self.path))
+        # A loop device of its own each time: the old one may live on in somebody's mount namespace, dead.
+        self._device = self._must("losetup", "--find", "--show", os.fspath(self._image)).strip()
+        self._must("mount", self._device, os.fspath(self.path))
         self._mounted = True
 
-    def _must(self, *command: str) -> None:
+    def _detach(self) -> None:
+        self._mounted = False
+        device, self._device = self._device, ""
+        if device:
+            self._must("losetup", "--detach", device)
+
+    def _must(self, *command: str) -> str:
         env = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
         if done.returncode:
             raise RuntimeError(f"{command[0]}: {done.stderr.strip() or done.returncode}")
+        return done.stdout
 
     def _cleanup(self) -> None:
         if self._mounted and _run("umount", os.fspath(self.path)).returncode:
             _run("umount", "-l", os.fspath(self.path))
-        self._mounted = False
+        self._detach()
         self._image.unlink(missing_ok=True)
