@@ -136,7 +136,7 @@ class Commits:
         ):
             return read_answer(session.prev_answer), False
         seen = [op for op in work.ops if op.opno < session.next_op]
-        told, told_seq = _match(tx, session, seen, work.digests)
+        seen, told, told_seq = _match(tx, session, seen, work.digests)
         if commit.ticket != session.ticket and not seen:
             raise forked()
         if seen:
@@ -383,11 +383,15 @@ def forked() -> SessionForked:
 
 def _match(
     tx: Tx, session: SessionRow, seen: list[Op], digests: dict[int, bytes]
-) -> tuple[tuple[Outcome, ...], int]:
-    """Outcomes of operations that were applied before, and the oldest seq they were applied at; the first
-    that differs raises `SessionForked`."""
+) -> tuple[list[Op], tuple[Outcome, ...], int]:
+    """Of `seen`, those that were applied before, up to the first that differs; their outcomes, and the oldest
+    seq they were applied at. `SessionForked` when it is the first of all.
+
+    A copy of the session is told what it has in common with the other, and only then that it is a copy: what
+    both hold is then not made a second time under the copy's new session.
+    """
     if not seen:
-        return (), 0
+        return [], (), 0
     known: dict[int, bytes] = {}
     outcomes: dict[int, Outcome] = {}
     found = tx.all(
@@ -399,10 +403,11 @@ def _match(
         known.update(_APPLIED.iter_unpack(raw))
         for row in msgpack.unpackb(told, use_list=False):
             outcomes[row[0]] = Outcome._make(row)
-    for op in seen:
-        if known.get(op.opno) != digests[op.opno]:
-            raise forked()
-    return tuple(outcomes[op.opno] for op in seen if op.opno in outcomes), min(row[2] for row in found)
+    same = list(itertools.takewhile(lambda op: known.get(op.opno) == digests[op.opno], seen))
+    if not same:
+        raise forked()
+    told = tuple(outcomes[op.opno] for op in same if op.opno in outcomes)
+    return same, told, min(row[2] for row in found)
 
 
 def _apply(rules: Rules, ops: list[Op], refused: dict[int, Outcome]) -> tuple[list[Outcome], list[Op], int]:

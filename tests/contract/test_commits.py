@@ -115,6 +115,25 @@ def test_a_changed_operation_below_next_is_a_copy(bench: Bench) -> None:
         m.send(m.queue)
 
 
+def test_a_copy_is_told_what_both_hold_before_it_is_told_that_it_is_one(bench: Bench) -> None:
+    """Else it would make that a second time under its new session: a conflict copy of each equal file."""
+    m = bench.mount()
+    old_ticket = m.ticket
+    m.mkdir(ROOT_INO, b"both")
+    common, next_op = list(m.queue), m.next_op
+    m.mkdir(ROOT_INO, b"of the first")
+    m.commit()
+    clone = bench.mount("clone")
+    clone.session, clone.ticket, clone.next_op, clone.counter = m.session, old_ticket, next_op, 100
+    clone.mkdir(ROOT_INO, b"of the copy")
+    answer = clone.send(common + clone.queue)
+    assert answer.next_op == next_op
+    assert bench.tree().keys() == {"both", "of the first"}
+    clone.ticket = answer.ticket
+    with pytest.raises(SessionForked):
+        clone.send(clone.queue)
+
+
 def test_numbers_may_be_missing_and_one_that_was_missing_is_a_copy(bench: Bench) -> None:
     m = bench.mount()
     m.mkdir(ROOT_INO, b"d")
