@@ -7,20 +7,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from fsd.cli.context import Context
+from fsd.cli.env import DATABASE, store_url
 from fsd.cli.output import Document, table
 from fsd.model.errors import FsdError, IntegrityError, NotFound, UsageError
 
 
 def audit(context: Context, args: SimpleNamespace) -> Document:
-    from fsd.meta.database import open_database
+    from fsd.meta.database import check_url, open_database
     from fsd.service.access import FsRef
     from fsd.service.audit import audit as check
 
-    if (args.data_dir is None) == (args.database is None):
-        raise UsageError("one of --data-dir and --database is needed")
+    database: str | None = None
+    if args.data_dir is None:
+        database = store_url(context.env, args.database, DATABASE, "--database", context.say)
+    if args.data_dir is not None and args.database is not None:
+        raise UsageError("--data-dir and --database name two databases", hint="give one of them")
+    if args.data_dir is None and database is None:
+        raise UsageError("--data-dir or --database (else FSD_DATABASE_URL) is needed")
     if args.data_dir is not None and not Path(args.data_dir).is_dir():
         raise NotFound(f"there is no data directory {args.data_dir}")
-    db = open_database(args.database or Path(args.data_dir), context.host)
+    db = open_database(check_url(database) if database else Path(args.data_dir), context.host)
     try:
         rows = db.read(lambda tx: tx.all("SELECT id, name FROM fs WHERE status='active' ORDER BY id"))
         wanted = [FsRef(*row) for row in rows if args.file_system_id in (None, row[1])]

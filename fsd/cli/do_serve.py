@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fsd.cli.context import Context
-from fsd.cli.env import Environment, make_claim
+from fsd.cli.env import BLOBS, DATABASE, Environment, make_claim, store_url
 from fsd.cli.output import Raw
 
 
@@ -15,13 +15,14 @@ def serve(context: Context, args: SimpleNamespace) -> Raw:
 
     # Flags alone: a server must not take the region or the key that its shell holds for another one.
     given = make_claim(Environment({}), args, context.streams.stdin)
+    env, say = context.env, context.say
     options = ServeOptions(
         data_dir=Path(args.data_dir),
         listen=args.listen,
         region=given.region or "local",
         public_url=args.public_url,
-        database=args.database,
-        blobs=args.blobs,
+        database=store_url(env, args.database, DATABASE, "--database", say),
+        blobs=store_url(env, args.blobs, BLOBS, "--blobs", say),
         admin_key=given.admin_key,
         tls_cert=Path(args.tls_cert) if args.tls_cert else None,
         tls_key=Path(args.tls_key) if args.tls_key else None,
@@ -29,6 +30,6 @@ def serve(context: Context, args: SimpleNamespace) -> Raw:
         behind_proxy=args.behind_proxy,
         test_clock=args.test_clock,
         output_json=args.output == "json",
-        notify_socket=context.env.get(("NOTIFY_SOCKET",)),
+        notify_socket=env.get(("NOTIFY_SOCKET",)),
     )
     return Raw(run(options, context.host))

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,8 +27,11 @@ REGION = ("FSD_REGION_CODE", "TI_REGION_CODE")
 FILE_SYSTEM_ID = ("FSD_FILE_SYSTEM_ID", "TI_FS_FILE_SYSTEM_ID")
 ENDPOINT = ("FSD_ENDPOINT",)
 ADMIN_KEY = ("FSD_ADMIN_KEY",)
+DATABASE = ("FSD_DATABASE_URL",)
+BLOBS = ("FSD_BLOBS_URL",)
 CRASH = "FSD_CRASH"
 BOOT_ID = "FSD_BOOT_ID"
+_PASSWORD = re.compile(r"[^:/?#]+://[^/?#@]*:[^/?#]*@|[^#]*[?&\s]password=", re.IGNORECASE)
 _CRASH_FORM = re.compile(r"^([A-Za-z0-9_.-]+)(?::(\d{1,9}))?$")
 
 
@@ -108,6 +111,18 @@ def make_claim(env: Environment, args: SimpleNamespace, stdin: BinaryIO) -> Clai
         file_system_id=getattr(args, "file_system_id", None) or env.get(FILE_SYSTEM_ID),
         insecure=bool(getattr(args, "insecure", False)),
     )
+
+
+def store_url(
+    env: Environment, given: str | None, names: tuple[str, ...], flag: str, say: Callable[[str], None]
+) -> str | None:
+    """The URL of a server's database or bucket, which may hold a password: `given` by its flag, else from
+    the environment. Says so when a password is where every user of the machine can read it."""
+    if given is None:
+        return env.get(names)
+    if _PASSWORD.match(given):
+        say(f"{flag}: its password can be read in the list of processes; set {names[0]} instead")
+    return given
 
 
 def _hint(what: str) -> str:

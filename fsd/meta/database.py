@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fsd.host.seam import Host
+from fsd.model.errors import UsageError
 
 T = TypeVar("T")
 
@@ -78,6 +79,17 @@ def take_numbers(tx: Tx, name: str, count: int) -> int:
 
 def is_postgresql(url_or_dir: str) -> bool:
     return url_or_dir.startswith(("postgresql://", "postgres://"))
+
+
+def check_url(url: str) -> str:
+    """`url` if it is one of a database; raises `UsageError` that does not repeat it (it may hold a password).
+    `open_database` would take anything else for a directory."""
+    if not is_postgresql(url):
+        raise UsageError(
+            "the database is not given as postgresql://…",
+            hint="leave it out for SQLite in the data directory",
+        )
+    return url
 
 
 def open_database(url_or_dir: str | Path, host: Host) -> Database:

@@ -367,8 +367,16 @@ def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def open_postgresql(url: str, host: Host) -> PostgresDatabase:
-    """The database at `url`. Servers that start at once migrate one after the other."""
-    where = _where(url)
+    """The database at `url`. Servers that start at once migrate one after the other. Raises `UsageError` for
+    what is no URL."""
+    try:
+        psycopg.conninfo.conninfo_to_dict(url)
+        where = _where(url)
+    except (psycopg.ProgrammingError, ValueError):
+        raise UsageError(
+            "what is given for the database is no PostgreSQL URL",
+            hint="postgresql://USER:PASSWORD@HOST:PORT/NAME, with %XX for what has a meaning in URLs",
+        ) from None  # libpq's reason holds pieces of the text, and so of the password
     try:
         with connect(url) as conn:
             conn.execute("BEGIN")

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -57,9 +57,9 @@ class ServeOptions:
     listen: tuple[str, int] = ("127.0.0.1", 8420)
     region: str = "local"
     public_url: str | None = None
-    database: str | None = None
-    blobs: str | None = None
-    admin_key: str | None = None
+    database: str | None = field(default=None, repr=False)
+    blobs: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from fsd.blobs.open import open_store
 from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
-from fsd.meta.database import Database, open_database
+from fsd.meta.database import Database, check_url, open_database
 from fsd.model.errors import UsageError
 from fsd.service.commit import Commits, Numbers
 from fsd.service.feed import Feed
@@ -36,8 +36,8 @@ class ServiceOptions:
     None: packs in `data_dir`/blobs."""
 
     data_dir: Path
-    database: str | None = None
-    blobs: str | None = None
+    database: str | None = field(default=None, repr=False)
+    blobs: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class Service:
 def open_service(options: ServiceOptions, host: Host) -> Service:
     """Open or make everything. Raises `Busy` (another server uses the data directory), `FormatTooNew`,
     `NoSpace`, `Unavailable`, `UsageError` (a URL)."""
-    db = open_database(options.database or options.data_dir, host)
+    url = options.database
+    db = open_database(options.data_dir if url is None else check_url(url), host)
     try:
         store = open_store(_place(options), host)
         return assemble(db, store, host)
@@ -103,8 +104,11 @@ def _place(options: ServiceOptions) -> Path | S3Options:
         return Path(options.blobs)
     from fsd.blobs.s3 import S3Options
 
-    url = urlsplit(options.blobs)
-    query = dict(parse_qsl(url.query))
+    try:
+        url = urlsplit(options.blobs)
+        query = dict(parse_qsl(url.query))
+    except ValueError:
+        raise UsageError("what is given for the blobs is no URL") from None  # the text may hold a key
     if not url.hostname or set(query) - {"endpoint", "region"}:
         raise UsageError("a bucket is given as s3://BUCKET/PREFIX?endpoint=URL&region=CODE")
     prefix = url.path.strip("/")

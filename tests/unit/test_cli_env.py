@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from support.cli import FILE_SYSTEM, TOKEN, inside
 
-from fsd.cli.env import Environment, make_claim
+from fsd.cli.env import DATABASE, Environment, make_claim, store_url
 from fsd.host.seam import Crasher
 from fsd.model.errors import NotAuthenticated, UsageError
 
@@ -114,3 +114,43 @@ def test_the_claim_hides_its_secrets() -> None:
     shown = repr(claim({"FSD_TOKEN": TOKEN, "FSD_ADMIN_KEY": "admin-key-text"}))
     assert TOKEN not in shown
     assert "admin-key-text" not in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, False),
+        ("postgresql://u@h/db", False),
+        ("postgresql:///db?host=/run", False),
+        ("s3://b/p?endpoint=http://h:1", False),
+        ("postgresql://u:pw@h/db", True),
+        ("postgresql:///db?user=u&password=pw", True),
+        ("s3://k:s@b/p", True),
+    ],
+)
+def test_a_password_in_a_flag_is_warned_of(given: str | None, shown: bool) -> None:
+    said: list[str] = []
+    env = Environment({"FSD_DATABASE_URL": "postgresql://u:pw@other/db"})
+    found = store_url(env, given, DATABASE, "--database", said.append)
+    assert found == (given or "postgresql://u:pw@other/db")
+    assert bool(said) is shown
+    assert "pw" not in "".join(said)
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://u:secret@h/db", "host=h password=secret", "postgresql://u:se%cret@h"]
+)
+def test_a_database_that_is_none_is_not_repeated(url: str) -> None:
+    for found in (
+        inside("audit", "--database", url),
+        inside("audit", env={"FSD_DATABASE_URL": url}),
+    ):
+        assert found.code == 2
+        assert "secret" not in found.err.replace("--database", "")
+        assert "se%c" not in found.err
+        assert "atabase" in found.err
+
+
+def test_audit_needs_one_database() -> None:
+    assert inside("audit").code == 2
+    assert inside("audit", "--data-dir", "/tmp", "--database", "postgresql://h/d").code == 2
