@@ -57,7 +57,7 @@ it). The long spelling's downloads need `--overwrite` to replace a local file.
 | `FSD_FILE_SYSTEM_ID` (or `TI_FS_FILE_SYSTEM_ID`) | which filesystem; with a token it is only checked |
 | `FSD_ENDPOINT` | URL of the server, overrides the token's |
 | `FSD_ADMIN_KEY` | admin key, for the control plane |
-| `FSD_DATABASE_URL`, `FSD_BLOBS_URL` | for `serve`, `audit`: their URLs with a password, which `ps` shows in flags |
+| `FSD_DATABASE_URL`, `FSD_BLOBS_URL` | `serve`, `audit`: URLs with a password, which `ps` shows in flags |
 | `SSL_CERT_FILE` | certificates to trust for https endpoints, instead of the system's |
 | `XDG_STATE_HOME`, `XDG_RUNTIME_DIR`, `HOME`, `TMPDIR` | where mounts keep their state |
 | `FSD_CRASH=POINT[:COUNT]` | for tests: the process ends as by SIGKILL at that durable step's COUNT-th time |
