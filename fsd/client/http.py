@@ -25,7 +25,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from fsd.client.identity import HTTPS, Identity
+from fsd.client.identity import Identity
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, NotFound, PosixError, Unavailable, UsageError, from_body
@@ -164,7 +164,8 @@ class Http:
         self.watchdog = Watchdog(host.monotonic)
         self._stopped = threading.Event()
         self._tls: ssl.SSLContext | None = None
-        if identity.scheme == HTTPS:
+        self._server = identity.server
+        if self._server.tls:
             self._tls = ssl.create_default_context(cafile=self.options.ca_file)
 
     def close(self) -> None:
@@ -308,7 +309,7 @@ class Http:
     ) -> Reply:
         """One request and the head of its answer, whatever its status. Raises `Unavailable`, and `PosixError`
         for a path that no request's head can hold."""
-        target = self.identity.prefix + route + encode_query(query)
+        target = self._server.base + route + encode_query(query)
         if len(target) > _TARGET_MAX:
             raise PosixError(
                 errno.ENAMETOOLONG,
@@ -421,7 +422,7 @@ class Http:
             connection.close()  # closed by the server, or bytes nobody asked for
 
     def _connect(self) -> HTTPConnection:
-        host, port = self.identity.address
+        host, port = self._server.host, self._server.port
         timeout = self.options.connect_timeout
         if self._tls is None:
             connection = HTTPConnection(host, port, timeout=timeout, blocksize=CHUNK)

@@ -5,15 +5,11 @@ Nothing here touches the network or the environment; `fsd.cli` reads those and f
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
+from fsd.model.endpoint import Endpoint, parse_endpoint
 from fsd.model.errors import NotAuthenticated, UsageError
 from fsd.model.token import parse
-
-HTTP = "http"
-HTTPS = "https"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +33,9 @@ class Identity:
     file_system_id: str = ""
 
     @property
-    def scheme(self) -> str:
-        return urlsplit(self.endpoint).scheme
-
-    @property
-    def address(self) -> tuple[str, int]:
-        parts = urlsplit(self.endpoint)
-        default = 443 if parts.scheme == HTTPS else 80
-        return parts.hostname or "", parts.port or default
-
-    @property
-    def prefix(self) -> str:
-        """The path an endpoint behind a shared host begins with, without a trailing slash."""
-        return urlsplit(self.endpoint).path.rstrip("/")
+    def server(self) -> Endpoint:
+        """The endpoint taken apart."""
+        return parse_endpoint(self.endpoint, insecure=True)  # it was judged where it was given
 
 
 def data_identity(claim: Claim) -> Identity:
@@ -86,37 +72,7 @@ def admin_identity(claim: Claim) -> Identity:
 
 
 def check_endpoint(url: str, *, insecure: bool) -> str:
-    """`url` without a trailing slash, if a secret may be sent there; raises `UsageError`.
-
-    Plain http only to this machine, since whoever sees a token owns the filesystem.
-    """
+    """`url` without a trailing slash, if a secret may be sent there; raises `UsageError`."""
     text = url.strip().rstrip("/")
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError as exc:
-        raise UsageError(f"{url!r} is no URL") from exc
-    if parts.scheme not in (HTTP, HTTPS) or not host or port == 0:
-        raise UsageError(
-            f"{url!r} is no http:// or https:// URL", hint="for example https://fsd.example:8443"
-        )
-    if parts.username or parts.query or parts.fragment:
-        raise UsageError("an endpoint holds no user, query or fragment")
-    if not text.isascii() or any(c.isspace() for c in text):
-        raise UsageError(f"{url!r} holds characters that no URL has")
-    if parts.scheme == HTTP and not insecure and not is_loopback(host):
-        raise UsageError(
-            f"{text} is plain http: the secret would travel unencrypted",
-            hint="use https://, or pass --insecure if the network between is trusted",
-        )
+    parse_endpoint(text, insecure=insecure)
     return text
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine by its form alone (no name is resolved)."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

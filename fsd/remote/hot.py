@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from fsd.host.seam import Host
+from fsd.model.endpoint import parse_endpoint
 from fsd.model.errors import FsdError, Unavailable, UsageError, from_body
 from fsd.model.limits import (
     BLOBS_GET_BYTES,
@@ -34,7 +35,7 @@ from fsd.model.token import Token, redact
 from fsd.remote.answers import check_questions, read_answers
 from fsd.remote.api import Health, PreviousSession, SessionInfo, SessionStart
 from fsd.remote.resolve import Resolver
-from fsd.remote.transport import Answer, Connection, parse_endpoint
+from fsd.remote.transport import Answer, Connection
 from fsd.wire.frame import Blob, pack_pieces, unpack
 from fsd.wire.messages import (
     MEDIA_TYPE,
@@ -84,9 +85,8 @@ class HttpRemote:
         if self._endpoint.tls:
             self._context = ssl.create_default_context(cafile=options.ca_file)
         self._root = f"{self._endpoint.base}/v1/file-systems/{options.token.file_system_id}"
-        shown_host = f"[{self._endpoint.host}]" if ":" in self._endpoint.host else self._endpoint.host
         self._common = (
-            f"Host: {shown_host}:{self._endpoint.port}\r\n"
+            f"Host: {self._endpoint.authority}\r\n"
             f"Authorization: Bearer {options.token.text()}\r\n"
             "Accept-Encoding: identity\r\n"
         )

@@ -19,7 +19,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from fsd.model.errors import Unavailable, UsageError
+from fsd.model.endpoint import Endpoint
+from fsd.model.errors import Unavailable
 from fsd.model.limits import ERROR_BODY_MAX, KIB
 from fsd.remote.resolve import Address, Resolver
 
@@ -29,42 +30,6 @@ _INTERIM_MAX: Final = 8  # 1xx answers before the real one
 _GROUP: Final = 1000  # pieces in one sendmsg; IOV_MAX is 1024
 _RECV: Final = 64 * KIB  # larger buffers are mapped and unmapped for each call
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
-_URL: Final = re.compile(r"^(https?)://(\[[0-9A-Fa-f:.]+\]|[^/:@?#\[\]\s]+)(?::([0-9]{1,5}))?(/[^?#]*)?$")
-_LOOPBACK: Final = re.compile(r"^(localhost|127(\.[0-9]{1,3}){3}|::1)$")
-
-
-class Endpoint(NamedTuple):
-    """Where a server is. `base` is the path before `/v1`, without a trailing slash."""
-
-    tls: bool
-    host: str
-    port: int
-    base: str
-
-    @property
-    def shown(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.base}"
-
-
-def parse_endpoint(url: str, *, insecure: bool = False) -> Endpoint:
-    """The endpoint in `url`; raises `UsageError`, also for plain HTTP to anything but loopback unless
-    `insecure`: a token never travels readable by accident."""
-    match = _URL.match(url.strip())
-    if not match:
-        raise UsageError(f"not an endpoint: {url!r}", hint="the form is https://HOST[:PORT]")
-    scheme, host, port, path = match.groups()
-    host = host.strip("[]")
-    tls = scheme == "https"
-    number = int(port) if port else (443 if tls else 80)
-    if not 0 < number < 65536:
-        raise UsageError(f"not an endpoint: {url!r}: no such port")
-    if not tls and not insecure and not _LOOPBACK.match(host):
-        raise UsageError(
-            f"refusing to send a token over plain HTTP to {host}",
-            hint="use https://, or --insecure if the network in between is trusted",
-        )
-    return Endpoint(tls, host, number, (path or "").rstrip("/"))
 
 
 class Answer(NamedTuple):

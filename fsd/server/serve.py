@@ -28,6 +28,7 @@ import uvloop
 
 from fsd.host.files import write_durable
 from fsd.host.seam import Host
+from fsd.model.endpoint import is_loopback
 from fsd.model.errors import Busy, FsdError, UsageError
 from fsd.model.limits import STOP_TIMEOUT
 from fsd.server.app import Front, make_app
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 ADMIN_KEY: Final = "admin.key"
 _ADMIN_KEY = re.compile(r"[\x21-\x7e]{16,512}")
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 _BACKLOG: Final = 1024
 _KEEP_ALIVE: Final = 75
 _COLLECT_EVERY: Final = 1.0  # seconds between looks for deleted filesystems and expired keys
@@ -186,7 +186,7 @@ def _check(options: ServeOptions) -> None:
         )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("TLS needs both a certificate and a key", hint="give --tls-cert and --tls-key")
-    loopback = _LOOPBACK.fullmatch(options.listen[0])
+    loopback = is_loopback(options.listen[0])
     if not loopback and not (options.tls_cert or options.behind_proxy or options.insecure):
         raise UsageError(
             f"refusing to listen on {options.listen[0]} without TLS: tokens would travel readable",

@@ -353,5 +353,5 @@ def test_a_wrong_token_and_a_plain_endpoint(shared_fs: TestFs, here: bytes) -> N
     identity = data_identity(Claim(token=wrong))
     with pytest.raises(NotAuthenticated):
         upload(Files(Http(identity, Host())), here + b"/f", b"/f", ONE)
-    with pytest.raises(UsageError, match="plain http"):
+    with pytest.raises(UsageError, match="plain HTTP"):
         data_identity(Claim(token=shared_fs.token, endpoint="http://192.0.2.1:80"))

@@ -84,7 +84,7 @@ def test_a_token_is_not_sent_in_the_clear_to_another_machine() -> None:
     env = {"FSD_TOKEN": TOKEN, "FSD_ENDPOINT": "http://fsd.example"}
     found = inside("cat", "/x", env=env)
     assert found.code == 2
-    assert "unencrypted" in found.err
+    assert "plain HTTP" in found.err
 
 
 def test_the_admin_plane_needs_a_server_and_a_key() -> None:

@@ -29,8 +29,8 @@ TOKEN = make(
 
 def test_two_values_are_enough_and_an_endpoint_overrides() -> None:
     found = data_identity(Claim(token=f" {TOKEN}\n", region="us"))
-    assert (found.endpoint, found.prefix, found.secret) == ("https://us.example/base", "/base", TOKEN)
-    assert found.address == ("us.example", 443) and found.file_system_id == "fs_aaaaaaaaaaaaaaaaaaaa"
+    assert (found.endpoint, found.server.base, found.secret) == ("https://us.example/base", "/base", TOKEN)
+    assert found.server[1:3] == ("us.example", 443) and found.file_system_id == "fs_aaaaaaaaaaaaaaaaaaaa"
     other = data_identity(Claim(token=TOKEN, region="nowhere", endpoint="http://127.0.0.1:81/"))
     assert other.endpoint == "http://127.0.0.1:81" and other.address == ("127.0.0.1", 81)
     assert TOKEN not in repr(found) and TOKEN not in repr(Claim(token=TOKEN, admin_key="k"))
@@ -45,7 +45,7 @@ def test_two_values_are_enough_and_an_endpoint_overrides() -> None:
         (Claim(token=TOKEN), UnknownRegion, "eu, us"),
         (Claim(token=TOKEN, region="mars"), UnknownRegion, "knows: eu, us"),
         (Claim(token=TOKEN, region="eu", file_system_id="fs_b"), NotAuthenticated, "not for fs_b"),
-        (Claim(token=TOKEN, endpoint="http://fsd.example"), UsageError, "plain http"),
+        (Claim(token=TOKEN, endpoint="http://fsd.example"), UsageError, "plain HTTP"),
     ],
 )
 def test_identities_that_are_none(claim: Claim, error: type[FsdError], says: str) -> None:
@@ -97,7 +97,7 @@ def test_addresses_hold_any_bytes() -> None:
     assert encode_path(b"//a b/\xff?#%") == "a%20b/%FF%3F%23%25"
     assert encode_query({"a": b"\xff&", "b": None, "c": 7, "d": "ü="}) == "?a=%FF%26&c=7&d=%C3%BC%3D"
     assert encode_query(()) == ""
-    assert Identity("http://[::1]:8", "s").address == ("::1", 8)
+    assert Identity("http://[::1]:8", "s").server[1:3] == ("::1", 8)
 
 
 def test_json_bodies_are_strict() -> None:

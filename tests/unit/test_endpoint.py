@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fsd.client.identity import check_endpoint
+from fsd.model.endpoint import parse_endpoint
 from fsd.model.errors import UsageError
-from fsd.remote.transport import parse_endpoint
 
 
 @pytest.mark.parametrize(
@@ -35,15 +36,26 @@ def test_forms(url: str, shown: str) -> None:
         "https://h:0",
         "https://h:99999",
         "https://h/?q",
+        "https://h/a b",
+        "https://h/a\r\nX-Other: 1",
+        "https://h/#f",
+        "https://hö.example",
     ],
 )
 def test_what_is_no_endpoint(url: str) -> None:
     with pytest.raises(UsageError):
         parse_endpoint(url)
+    with pytest.raises(UsageError):
+        check_endpoint(url, insecure=True)
 
 
-@pytest.mark.parametrize("url", ["http://fsd.example", "http://10.0.0.1:80", "http://127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://fsd.example", "http://10.0.0.1:80", "http://127.0.0.1.evil.example", "http://x.localhost:1"],
+)
 def test_plain_http_elsewhere_needs_insecure(url: str) -> None:
     with pytest.raises(UsageError, match="plain HTTP"):
         parse_endpoint(url)
+    with pytest.raises(UsageError, match="plain HTTP"):
+        check_endpoint(url, insecure=False)
     assert not parse_endpoint(url, insecure=True).tls
