@@ -32,7 +32,7 @@ def test_two_values_are_enough_and_an_endpoint_overrides() -> None:
     assert (found.endpoint, found.server.base, found.secret) == ("https://us.example/base", "/base", TOKEN)
     assert found.server[1:3] == ("us.example", 443) and found.file_system_id == "fs_aaaaaaaaaaaaaaaaaaaa"
     other = data_identity(Claim(token=TOKEN, region="nowhere", endpoint="http://127.0.0.1:81/"))
-    assert other.endpoint == "http://127.0.0.1:81" and other.address == ("127.0.0.1", 81)
+    assert other.endpoint == "http://127.0.0.1:81" and other.server[1:3] == ("127.0.0.1", 81)
     assert TOKEN not in repr(found) and TOKEN not in repr(Claim(token=TOKEN, admin_key="k"))
 
 
