@@ -255,7 +255,8 @@ class History:
             self._put(node, off, data)
             self._changed.add(call["h"])
         self._at[call["h"]] = off + len(data)
-        if flags & (os.O_SYNC | os.O_DSYNC):
+        # Linux does not even tell a filesystem of a write of nothing.
+        if data and flags & (os.O_SYNC | os.O_DSYNC):
             self._durable(time, node)
 
     def _do_pwrite(self, time: int, call: dict[str, Any]) -> None:
