@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from fsd.blobs.store import Listed, check_key
-from fsd.host.files import fsync_dir, write_durable
+from fsd.host.files import fsync_dir, make_dirs_durable, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
 
 _SCRATCH: Final = ".unfinished"
+_ENTERED_MAX: Final = 65_536  # one a filesystem; past it all are synced once more
 _SCRATCH_KEEP_S: Final = 3600  # an upload takes seconds; older files are left over from a crash
 
 
@@ -28,8 +29,10 @@ class DirectoryStore:
         self._root = path
         self._host = host
         self._scratch = path / _SCRATCH
+        self._entered: set[Path] = {path}  # directories whose entries are durable
         try:
-            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_dirs_durable(path)
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
             self._clean()
         except OSError as exc:
             raise self._failed(exc) from exc
@@ -97,12 +100,16 @@ class DirectoryStore:
         return self._root / check_key(key)
 
     def _make_parents(self, path: Path) -> None:
-        """Make `path` with durable entries up to the root."""
-        if path.is_dir():
+        """Make `path` with durable entries up to the root. That it is there says nothing: another thread or
+        server may have made it just now and not synced it yet."""
+        if path in self._entered:
             return
         self._make_parents(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
         fsync_dir(path.parent)
+        if len(self._entered) > _ENTERED_MAX:
+            self._entered = {self._root}
+        self._entered.add(path)
 
     def _clean(self) -> None:
         before = self._host.wall_ns() / 1e9 - _SCRATCH_KEEP_S

@@ -24,6 +24,18 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def make_dirs_durable(path: Path, mode: int = 0o700) -> None:
+    """Make `path` and what is missing above it, each with a durable entry. What is there is left as it is."""
+    missing: list[Path] = []
+    at = path
+    while not at.is_dir():
+        missing.append(at)
+        at = at.parent
+    for one in reversed(missing):
+        one.mkdir(mode=mode, exist_ok=True)
+        fsync_dir(one.parent)
+
+
 def write_durable(
     host: Host,
     path: Path,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fsd.host.files import fsync_dir, lock_directory
+from fsd.host.files import fsync_dir, lock_directory, make_dirs_durable
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.meta.group import Gathering, GroupCommit, Request
@@ -247,7 +247,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def open_sqlite(directory: Path, host: Host) -> SqliteDatabase:
     """The database in `directory`, which is made if need be. Raises as `open_database` says."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_dirs_durable(directory)
         lock = lock_directory(directory, "data directory")
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):

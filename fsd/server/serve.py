@@ -26,7 +26,7 @@ from typing import Final
 import uvicorn
 import uvloop
 
-from fsd.host.files import write_durable
+from fsd.host.files import make_dirs_durable, write_durable
 from fsd.host.seam import Host
 from fsd.model.endpoint import is_loopback
 from fsd.model.errors import Busy, FsdError, UsageError
@@ -205,7 +205,7 @@ def _raise_descriptors() -> None:
 
 def _make_data_dir(path: Path) -> None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_dirs_durable(path)
     except OSError as exc:
         raise UsageError(f"cannot make the data directory {path}: {exc.strerror}") from exc
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support import packstore
 
+from fsd.blobs.directory import DirectoryStore
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError
 from fsd.wire.frame import Blob, open_blob
@@ -132,3 +133,27 @@ def test_an_object_is_synced_before_its_name_and_its_name_before_put_returns(
     monkeypatch.undo()
     at.close()
     assert steps == ["file", "rename", "directory"]
+
+
+def test_directories_another_has_just_made_are_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a directory is there does not say that its entry survives a power cut."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def seen(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    root = tmp_path / "a" / "b"
+    store = DirectoryStore(root, Host())
+    assert synced == [str(tmp_path), str(tmp_path / "a")]
+    (root / "packs" / "fs_x").mkdir(parents=True)  # by another thread, before its sync
+    del synced[:]
+    store.put("packs/fs_x/1", [b"1"])
+    assert synced[:2] == [str(root), str(root / "packs")]
+    del synced[:]
+    store.put("packs/fs_x/2", [b"2"])
+    assert str(root / "packs") not in synced
