@@ -1,0 +1,288 @@
+"""A running sandbox is copied, its state directory and all, and both go on: the files of both are there.
+
+Real processes; the copy has the same paths, so the same mount id, as a clone by a platform has.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.clone import Clone, copy_of, frozen
+from support.processes import die_with_parent
+from support.proxy import SWALLOW_REPLY, FaultProxy, delay, delay_reply, on
+from support.reading import audit_all
+from support.sandbox import Sandbox
+from support.server import Server
+from support.wait import wait_for
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
+
+COMMITS = on("commits")
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server"))
+    try:
+        yield made.start()
+        made.stop()
+        assert not audit_all(made.data_dir)
+    finally:
+        made.end()
+
+
+class Scene:
+    """A first sandbox behind a proxy of its own, its copy, and every content that was acknowledged."""
+
+    def __init__(self, server: Server, base: Path) -> None:
+        self.base = base
+        self.proxy = FaultProxy(server.url)
+        self.fs = server.create()
+        self.first = Sandbox(base / "box", self.fs, endpoint=self.proxy.url, supervised=True)
+        self.clone: Clone | None = None
+        self.written: set[bytes] = set()
+        self.first.mount()
+
+    def close(self) -> None:
+        self.proxy.clear()
+        if self.clone is not None:
+            self.clone.close()
+        self.first.close()
+        self.proxy.close()
+
+    def write(self, top: Path, name: str) -> bytes:
+        """A file with content found nowhere else."""
+        content = b"%s:%s\n" % (name.encode(), secrets.token_hex(20).encode()) * 50
+        path = top / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        self.written.add(content)
+        return content
+
+    def work(self, top: Path, who: str) -> None:
+        """Files of its own, and one of a name that both copies write; a rename, a removal."""
+        for number in range(8):
+            self.write(top, f"{who}-{number}")
+            self.write(top, f"dir-{who}/{number}")
+        # The rename moves it and the removed one is meant to be gone.
+        (top / f"{who}-0").rename(top / f"{who}-moved")
+        gone = (top / f"{who}-1").read_bytes()
+        (top / f"{who}-1").unlink()
+        self.written.discard(gone)
+        self.write(top, "shared")
+
+    def copy(self) -> None:
+        """Copy the first sandbox as it is at this moment."""
+        with frozen(self.first):
+            copied = copy_of(self.first, self.base / "copy")
+        self.clone = Clone(self.first, copied)
+
+    def both_drain(self) -> None:
+        assert self.clone is not None
+        for box in (self.first, self.clone):
+            assert box.drain()["status"] == "drained"
+            assert box.unmount()["status"] == "unmounted"
+
+    def check(self, conflicts: bool) -> set[str]:
+        """A third mount elsewhere has all content; what differs has a conflict's name and is listed."""
+        third = Sandbox(self.base / "third", self.fs)
+        try:
+            third.mount()
+            found: dict[bytes, str] = {}
+            names = []
+            for directory, _, files in os.walk(third.mountpoint):
+                for name in files:
+                    path = Path(directory, name)
+                    found[path.read_bytes()] = name
+                    names.append(os.path.relpath(path, third.mountpoint))
+            lost = self.written - set(found)
+            assert not lost, f"lost {[text[:30] for text in lost]}; there is {sorted(names)}"
+            copies = {name for name in names if ".conflict-" in name}
+            assert bool(copies) == conflicts, sorted(names)
+            listed = third.json("conflicts")["conflicts"]
+            assert {entry["path"].lstrip("/") for entry in listed} == copies
+            # Without a conflict no name is there twice.
+            assert len(found) == len(names), sorted(names)
+            third.unmount()
+            return set(names)
+        finally:
+            third.close()
+
+
+@contextmanager
+def scene(server: Server, base: Path) -> Iterator[Scene]:
+    made = Scene(server, base)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_copy_with_everything_sent(trusted: Server, tmp_path: Path) -> None:
+    with scene(trusted, tmp_path) as play:
+        play.work(play.first.mountpoint, "before")
+        play.first.drain()
+        play.copy()
+        assert play.clone is not None
+        play.written.discard((play.first.mountpoint / "shared").read_bytes())  # both write it anew
+        play.work(play.first.mountpoint, "first")
+        play.first.drain()
+        # The copy starts anew and reads what the first one sent meanwhile: no conflict.
+        play.clone.mount()
+        play.written.discard((play.clone.inside / "shared").read_bytes())
+        play.work(play.clone.inside, "second")
+        play.both_drain()
+        assert {"first-moved", "second-moved", "before-moved", "shared"} <= play.check(conflicts=False)
+
+
+def test_both_write_the_same_name_before_either_sends(trusted: Server, tmp_path: Path) -> None:
+    with scene(trusted, tmp_path) as play:
+        play.copy()
+        assert play.clone is not None
+        play.clone.mount()
+        play.proxy.always(delay_reply(3), COMMITS)
+        play.work(play.first.mountpoint, "first")
+        play.work(play.clone.inside, "second")
+        play.proxy.clear()
+        play.both_drain()
+        names = play.check(conflicts=True)
+        assert any(name.startswith("shared.conflict-") for name in names)
+
+
+class Holder:
+    """A process that keeps a file of the mount open and writes to it. (Not the test's: a child that it
+    starts while the daemon is frozen would close the file, and hang in that.)"""
+
+    SCRIPT = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY | int(sys.argv[2]))
+for line in sys.stdin.buffer:
+    os.write(fd, line)
+    print(flush=True)
+"""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT, os.fspath(path), str(flags)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent,
+        )
+
+    def write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == b"\n"
+
+    def close(self) -> None:
+        """The file is closed when this returns."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    "order", ["first_sends_before", "copy_sends_before", "first_changes_after", "first_appends_after"]
+)
+def test_a_copy_with_unsent_changes(trusted: Server, tmp_path: Path, order: str) -> None:
+    """Nothing of what lay in the log at the copy makes a conflict, unless the first went on changing it."""
+    with scene(trusted, tmp_path) as play:
+        play.work(play.first.mountpoint, "settled")
+        play.first.drain()
+        play.written.discard((play.first.mountpoint / "shared").read_bytes())
+        play.proxy.refuse()
+        play.work(play.first.mountpoint, "unsent")
+        appends = os.O_APPEND if order == "first_appends_after" else 0
+        holder = Holder(play.first.mountpoint / "open", appends)
+        holder.write(b"open before the copy")
+        play.copy()
+        assert play.clone is not None
+        if order in ("first_changes_after", "first_appends_after"):
+            holder.write(b"open after the copy")
+        holder.close()
+        play.proxy.accept()
+        if order == "copy_sends_before":
+            play.first.signal(signal.SIGSTOP)
+            play.clone.mount()
+            play.first.signal(signal.SIGCONT)
+            play.first.drain()
+        else:
+            play.first.drain()
+            play.clone.mount()
+        # What both have differs from here on.
+        play.written = {text for text in play.written if not text.startswith(b"shared")}
+        play.work(play.first.mountpoint, "first")
+        play.first.drain()
+        (play.clone.inside / "shared").unlink()
+        play.written = {text for text in play.written if not text.startswith(b"shared")}
+        play.work(play.clone.inside, "second")
+        play.both_drain()
+        names = play.check(conflicts=order == "first_changes_after")
+        assert {"unsent-moved", "first-moved", "second-moved", "open"} <= names
+        got = play.fs.ask("GET", "/files/open").body
+        lines = got.splitlines()
+        wanted = [b"open before the copy"] + [b"open after the copy"] * order.endswith("after")
+        # What both appended is added behind (sharing rule 5): the common line is there twice.
+        assert lines == wanted + [b"open before the copy"] * bool(appends)
+
+
+@pytest.mark.parametrize("fault", ["the server acted", "the server has it before it"])
+def test_a_copy_in_the_middle_of_a_commit(trusted: Server, tmp_path: Path, fault: str) -> None:
+    """The commit is sent by both; it counts once."""
+    with scene(trusted, tmp_path) as play:
+        play.proxy.reset_counts()
+        play.proxy.next(SWALLOW_REPLY if fault == "the server acted" else delay(4), COMMITS)
+        play.work(play.first.mountpoint, "under-way")
+        drain = threading.Thread(target=play.first.fsd, args=("drain", os.fspath(play.first.mountpoint)))
+        drain.start()
+        wait_for(lambda: play.proxy.pending() == 0, 10, "the commit to be under way")
+        play.copy()
+        assert play.clone is not None
+        play.clone.mount()
+        (play.clone.inside / "shared").unlink()
+        play.written = {text for text in play.written if not text.startswith(b"shared")}
+        play.work(play.clone.inside, "second")
+        play.clone.drain()
+        play.proxy.cut_all()
+        drain.join(60)
+        assert not drain.is_alive()
+        play.work(play.first.mountpoint, "first")
+        play.written = {text for text in play.written if not text.startswith(b"shared")}
+        play.both_drain()
+        assert {"under-way-moved", "first-moved", "second-moved"} <= play.check(conflicts=False)
+
+
+def test_two_sandboxes_from_one_snapshot(trusted: Server, tmp_path: Path) -> None:
+    """The first ended; two are started from what it left."""
+    with scene(trusted, tmp_path) as play:
+        assert os.listdir(play.first.mountpoint) == []  # known from here on without the server
+        play.proxy.refuse()
+        play.work(play.first.mountpoint, "unsent")
+        play.copy()
+        assert play.clone is not None
+        play.first.kill()
+        play.proxy.accept()
+        play.first.mount()
+        play.clone.mount()
+        assert (play.first.mountpoint / "shared").read_bytes() == (play.clone.inside / "shared").read_bytes()
+        (play.first.mountpoint / "shared").unlink()
+        play.first.drain()
+        play.written = {text for text in play.written if not text.startswith(b"shared")}
+        for number in range(3):
+            play.write(play.first.mountpoint, f"first-{number}")
+            play.write(play.clone.inside, f"second-{number}")
+        play.both_drain()
+        names = play.check(conflicts=False)
+        assert {"unsent-moved", "first-2", "second-2"} <= names
+        assert "shared" not in names
