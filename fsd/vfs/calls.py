@@ -56,9 +56,21 @@ class Calls:
         """`node` with attributes that may be shown; parks when they have to be asked for."""
         if node.busy or node.gone:
             return node
-        if node.stale or (self.silent and self.core.now() - node.checked > SILENT_FRESH):
+        if node.stale:
             raise Park(self.loader.attrs([node, *self.other_stale(node)]))
+        if self.doubtful(node.checked):
+            raise Park(self.loader.attrs([node], soft=True))
         return node
+
+    def doubtful(self, checked: float) -> bool:
+        """Whether what was answered at `checked` has to be asked for again: the change feed is silent, yet
+        the server answers. Without a server what is known has to do, or nothing would go on."""
+        return self.silent and not self.core.down and self.core.now() - checked > SILENT_FRESH
+
+    def doubtful_name(self, directory: Inode, name: bytes) -> bool:
+        """The same for a name, or (b"") all names of a directory that the server knows."""
+        here_only = directory.born == 0 and directory.ino != self.core.root_ino
+        return not here_only and self.doubtful(self.loader.fresh.get((directory.ino, name), 0.0))
 
     def other_stale(self, node: Inode) -> list[Inode]:
         """More inodes to ask about in the same question."""
@@ -73,6 +85,8 @@ class Calls:
         """What `name` means in a directory, None for nothing; parks when that is not known."""
         if name in parent.names_stale and name not in parent.names_pending:
             raise Park(self.loader.name(parent, name))
+        if name not in parent.names_pending and self.doubtful_name(parent, name):
+            raise Park(self.loader.name(parent, name, soft=True))
         ino = parent.entries.get(name, 0)
         if ino is None or (ino == 0 and parent.complete):
             return None

@@ -67,7 +67,11 @@ class Core:
         self.unused: dict[int, None] = {}  # perhaps needed by nobody since their last operation was told
         self.orphans: dict[int, None] = {}  # no name left, still open
         self.reason = ""  # why the last attempt to send failed
+        self.down = False  # the last question or commit found no server
         self.recovering = False
+        # Recovering after a power cut: the newest operation in the log, whose tail may be lost. Else 0.
+        self.lost_after = 0
+        self.put_off: set[int] = set()  # inodes whose making was perhaps undone in the lost tail
         self.age_at: float | None = None  # when what changed since the last age flush is old enough
         self.conflicts = 0
         self.refused = 0

@@ -41,6 +41,7 @@ class Asked:
     question: tuple[Any, ...]
     want: Want
     answered: Callable[[Any, int], bool]  # (answer, seq) -> finished (False: asked on, under the same want)
+    soft: bool = False  # something is known already: without an answer that will do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,21 +80,31 @@ class Loader:
         self.blob_queue: list[bytes] = []
         self.retry_at: float | None = None
         self.delay = RETRY_FIRST
+        # When names (and listings, under b"") were last answered, while the change feed is silent (`watch`).
+        self.watch = False
+        self.fresh: dict[tuple[int, bytes], float] = {}
 
     # asking ------------------------------------------------------------------------------------------
     def _ask(
-        self, key: Key, what: str, question: tuple[Any, ...], answered: Callable[[Any, int], bool]
+        self,
+        key: Key,
+        what: str,
+        question: tuple[Any, ...],
+        answered: Callable[[Any, int], bool],
+        *,
+        soft: bool = False,
     ) -> Want:
         already = self.open.get(key)
         if already is not None and not already.want.finished:
+            already.soft = already.soft and soft
             return already.want
-        asked = Asked(key, question, self.core.want(what), answered)
+        asked = Asked(key, question, self.core.want(what), answered, soft)
         self.open[key] = asked
         self.core.asking = len(self.open)
         self.waiting.append(asked)
         return asked.want
 
-    def name(self, parent: Inode, name: bytes) -> Want:
+    def name(self, parent: Inode, name: bytes, *, soft: bool = False) -> Want:
         """Load one name, and the whole directory with it where that is allowed."""
         whole = 0 if parent.complete else DIR_INLINE_MAX
         question = (LOOKUP, self.core.wire.out(parent.ino), name, whole)
@@ -106,9 +117,9 @@ class Loader:
         if not parent.complete and key in self.open:
             key = ("name", parent.ino, name)
             question = (LOOKUP, self.core.wire.out(parent.ino), name, 0)
-        return self._ask(key, "a name", question, answered)
+        return self._ask(key, "a name", question, answered, soft=soft)
 
-    def directory(self, node: Inode) -> Want:
+    def directory(self, node: Inode, *, soft: bool = False) -> Want:
         """Load a whole directory, in pages."""
         found: list[Entry] = []
         first = [-1]
@@ -129,14 +140,14 @@ class Loader:
 
         key = ("list", node.ino)
         wire = self.core.wire.out(node.ino)
-        return self._ask(key, "a directory", (LIST, wire, b"", LIST_PAGE), answered)
+        return self._ask(key, "a directory", (LIST, wire, b"", LIST_PAGE), answered, soft=soft)
 
     def _again(self, key: Key, question: tuple[Any, ...]) -> None:
         asked = self.open[key]
         asked.question = question
         self.waiting.append(asked)
 
-    def attrs(self, nodes: Sequence[Inode]) -> Want:
+    def attrs(self, nodes: Sequence[Inode], *, soft: bool = False) -> Want:
         """Ask for attributes again."""
         nodes = list(nodes)[:NS_BATCH_MAX]
 
@@ -146,7 +157,7 @@ class Loader:
             return True
 
         inos = tuple(self.core.wire.out(node.ino) for node in nodes)
-        return self._ask(("attrs", nodes[0].ino), "attributes", (ATTRS, inos), answered)
+        return self._ask(("attrs", nodes[0].ino), "attributes", (ATTRS, inos), answered, soft=soft)
 
     def block_list(self, node: Inode) -> Want:
         """Load the block list of a file of more than one block."""
@@ -206,12 +217,15 @@ class Loader:
         if isinstance(result, FsdError):
             self._retry(result)
             for asked in job.asked:
-                if asked.want.finished or not result.retryable:
+                if asked.soft:
+                    self._end(asked, None)
+                elif asked.want.finished or not result.retryable:
                     self._end(asked, result)
                 else:
                     self.waiting.append(asked)
         else:
             self.delay = RETRY_FIRST
+            core.down = False
             seq, answers = result
             core.seq = max(core.seq, seq)
             for asked, answer in zip(job.asked, answers):
@@ -230,6 +244,7 @@ class Loader:
 
     def _retry(self, error: FsdError) -> None:
         self.core.reason = self.core.reason or error.message
+        self.core.down = True
         if error.retryable:
             self.retry_at = self.core.now() + self.delay
             self.delay = min(RETRY_MAX, self.delay * 2)
@@ -275,6 +290,8 @@ class Loader:
             for name in parent.names_stale
             if name in parent.names_pending or (parent.ino, name) in foreign
         }
+        if self.watch:
+            self.fresh[parent.ino, b""] = self.core.now()
         for name in [n for n, ino in parent.entries.items() if ino is None]:
             del parent.entries[name]
 
@@ -283,6 +300,8 @@ class Loader:
         own_names, own_inos, foreign_names, foreign_inos = self._since(seq)
         now = core.now()
         for name, entry in found.items():
+            if self.watch:
+                self.fresh[parent.ino, name] = now
             keep = name in parent.names_pending or (parent.ino, name) in own_names
             if entry is not None:
                 attr = core.local_attr(entry.attr)

@@ -149,7 +149,7 @@ class Log:
             self._ends[segment] = at
 
     def cut(self, record: Record) -> None:
-        """`record`, yielded by `scan` as not whole, ends the log: it and everything behind it go, so that what
+        """`record`, yielded by `scan` as not whole, ends the log: it and all behind it go, so that what
         is appended from now on follows the last good record."""
         segment = segment_of(record.pos)
         os.ftruncate(self._fds[segment], (record.pos & OFFSET_MASK) - HEAD_LEN)

@@ -234,6 +234,8 @@ class NameCalls(Calls):
         """Have every name of a directory in memory, or park."""
         if not node.complete:
             raise Park(self.loader.directory(node))
+        if self.doubtful_name(node, b""):
+            raise Park(self.loader.directory(node, soft=True))
         stale = [name for name in node.names_stale if name not in node.names_pending]
         if len(stale) > 64:
             raise Park(self.loader.directory(node))

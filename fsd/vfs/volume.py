@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fsd.model.errors import FsdError, InternalError
+from fsd.model.errors import FsdError, InternalError, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
@@ -76,6 +76,7 @@ class Volume(FileCalls):
         elif isinstance(job, SyncJob):
             self.core.synced(job, answer if isinstance(answer, FsdError) else None)
         else:
+            self.core.down = isinstance(answer, Unavailable)
             assert isinstance(job, CommitJob | SessionJob | ResendJob | SalvageJob)
             self.committer.finish(job, answer)
         self._advance(self.core.now())
@@ -132,8 +133,10 @@ class Volume(FileCalls):
         return found
 
     def feed_silent(self, silent: bool) -> None:
-        """While silent, cached state is asked for again before use."""
-        self.silent = silent
+        """While silent, cached state is asked for again before use, if the server answers at all."""
+        self.silent = self.loader.watch = silent
+        self.core.down = False
+        self.loader.fresh.clear()
 
     # barrier and state -------------------------------------------------------------------------------
     def barrier(self) -> Want:
