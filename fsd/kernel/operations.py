@@ -27,7 +27,8 @@ R = TypeVar("R")
 
 # The kernel asks for at most 32 KiB (some 200 entries) in a common getdents; more would be thrown away.
 READDIR_PAGE = 256
-_ACL_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
+# Extended attributes of other classes are told as a disk tells them, `system.posix_acl_*` among them.
+_XATTR_CLASSES = (b"user", b"trusted", b"security")
 
 
 def translated(exc: Exception, what: str) -> FUSEError:
@@ -301,8 +302,11 @@ class FsdOperations(pyfuse3.Operations):
         if not self._xattr:
             # The kernel remembers ENOSYS, answers EOPNOTSUPP itself and spares one request a write.
             raise FUSEError(errno.ENOSYS)
-        if name in _ACL_NAMES:
+        kind, dot, rest = name.partition(b".")
+        if not dot or kind not in _XATTR_CLASSES:
             raise FUSEError(errno.EOPNOTSUPP)
+        if not rest:
+            raise FUSEError(errno.EINVAL)
 
     @handler
     def getxattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> bytes:
