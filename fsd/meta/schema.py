@@ -23,7 +23,7 @@ CREATE TABLE fs (                      -- a filesystem
     name {TEXT} NOT NULL UNIQUE,       -- 'fs_' and 20 characters, what the outside sees
     display_name {TEXT} NOT NULL,
     labels {TEXT} NOT NULL,            -- JSON object
-    status {TEXT} NOT NULL,            -- active | deleting
+    status {TEXT} NOT NULL,            -- active | deleting | kept (gone, but for packs forks read)
     created BIGINT NOT NULL,
     seq BIGINT NOT NULL,               -- commit number; moves only by commit
     pinned BIGINT NOT NULL,            -- newest pinned seq, -1: none

@@ -25,10 +25,9 @@ from fsd.model.errors import NotAuthenticated, TooLarge, Unavailable, UsageError
 from fsd.model.limits import JSON_BODY_MAX, KIB, LARGE_BODIES_MAX, LIST_PAGE_MAX, UPLOADS_MAX
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
-from fsd.service.access import FsRef, Grant
+from fsd.service.access import FsRef, Grant, no_file_system
 from fsd.service.idempotency import Answer, Call, check_key
 from fsd.service.open import Service
-from fsd.service.tokens import no_file_system
 from fsd.wire.strictjson import loads_object
 
 T = TypeVar("T")
@@ -246,5 +245,5 @@ def send(answer: Answer) -> Response:
 def check_fs_name(name: str) -> str:
     """The `{id}` of a path; anything that cannot be one does not exist."""
     if len(name) != 23 or not name.startswith("fs_"):
-        raise no_file_system(name[:64])
+        raise no_file_system(name)
     return name

@@ -27,7 +27,6 @@ from fsd.model.attrs import make_ino
 from fsd.model.blocks import Part, Parts
 from fsd.model.errors import (
     Conflict,
-    NotFound,
     PosixError,
     SessionForked,
     TooLarge,
@@ -37,7 +36,7 @@ from fsd.model.errors import (
 from fsd.model.limits import APPLIED_KEEP, BLOCK, COMMIT_OPS_MAX
 from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
 from fsd.service import rows
-from fsd.service.access import FsRef, Grant
+from fsd.service.access import FsRef, Grant, hold
 from fsd.service.decide import apply
 from fsd.service.feed import Feed
 from fsd.service.packs import Packs, Prepared
@@ -104,12 +103,13 @@ class Commits:
         def run(tx: Tx) -> tuple[CommitAnswer, bool]:
             return self._commit(tx, fs, work, folding)
 
-        while True:
-            try:
-                answer, moved = self._db.write(run)
-                break
-            except NeedFold as need:
-                folding.fold(need.parts)
+        with self._packs.landing(fs.name, work.prepared):
+            while True:
+                try:
+                    answer, moved = self._db.write(run)
+                    break
+                except NeedFold as need:
+                    folding.fold(need.parts)
         if moved:
             self._feed.wake(fs.id, answer.seq)
         return answer
@@ -142,8 +142,9 @@ class Commits:
         if seen:
             # A copy of an older request, or a log whose tail was lost: so much of what it asks is done. The
             # rest comes in a commit of its own, so that `seq` is true for what it is told about: taken for
-            # newer than it is, a base would hide what others changed since.
-            return CommitAnswer(told_seq, session.ticket, seen[-1].opno + 1, told, (), 0), False
+            # newer than it is, a base would hide what others changed since, or what a copy of this session
+            # changed in that very commit: hence one less.
+            return CommitAnswer(told_seq - 1, session.ticket, seen[-1].opno + 1, told, (), 0), False
         rest = work.ops
         folding.insert(tx, self._packs)
         missing = self._missing(tx, fs, rest, work)
@@ -345,12 +346,8 @@ class _Folding:
 
 
 def lock(tx: Tx, fs: FsRef) -> FsState:
-    """Lock the filesystem and read its row. Raises `NotFound` when it is not there (any more)."""
-    tx.lock_fs(fs.id)
-    row = tx.one("SELECT seq, pinned, status FROM fs WHERE id=?", (fs.id,))
-    if row is None or row[2] != "active":
-        raise NotFound(f"no filesystem {fs.name}")
-    return FsState(int(row[0]), int(row[1]))
+    """`access.hold`, with names."""
+    return FsState(*hold(tx, fs))
 
 
 def examine(ops: Sequence[Op]) -> tuple[dict[int, set[bytes]], dict[int, Outcome]]:

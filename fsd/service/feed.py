@@ -15,9 +15,8 @@ import msgpack
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.errors import NotFound
 from fsd.model.limits import FEED_PAGE_MAX, FEED_WAIT_MAX, MIB
-from fsd.service.access import FsRef
+from fsd.service.access import FsRef, no_file_system
 from fsd.service.view import NameKey
 from fsd.wire.messages import Change, FeedPage
 
@@ -63,9 +62,9 @@ class Feed:
 
     def head(self, fs: FsRef) -> int:
         """The filesystem's seq now. Raises `NotFound`."""
-        row = self._db.read(lambda tx: tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,)))
+        row = self._db.read(lambda tx: tx.one("SELECT seq FROM fs WHERE id=? AND status='active'", (fs.id,)))
         if row is None:
-            raise NotFound(f"no filesystem {fs.name}")
+            raise no_file_system(fs.name)
         return int(row[0])
 
     def page(self, fs: FsRef, after: int, wait: float = 0.0) -> FeedPage:
@@ -110,9 +109,9 @@ class Feed:
 
 
 def _read(tx: Tx, fs: FsRef, after: int) -> FeedPage:
-    row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
+    row = tx.one("SELECT seq FROM fs WHERE id=? AND status='active'", (fs.id,))
     if row is None:
-        raise NotFound(f"no filesystem {fs.name}")
+        raise no_file_system(fs.name)
     head = int(row[0])
     if after == head:
         return FeedPage(head, (), False)

@@ -14,15 +14,15 @@ from typing import Any, Final
 from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
+from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import FsdError
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.times import rfc3339
-from fsd.service.access import FsRef
+from fsd.service.access import FsRef, no_file_system
 from fsd.service.text import DISPLAY_NAME_MAX, check_labels, check_line, new_id
-from fsd.service.tokens import Tokens, no_file_system
+from fsd.service.tokens import Tokens
 
-MAX: Final = 140737488355327
 Page = list[dict[str, Any]]
 _CHUNK: Final = 2000
 _COLUMNS: Final = "id, name, display_name, labels, status, created, seq, storage_bytes, file_count"
@@ -225,9 +225,14 @@ class FileSystems:
 
 
 def _delete_last(tx: Tx, fs: FsRef) -> None:
-    """Remove the filesystem's own row, unless a request that began before the delete has left rows since."""
+    """Remove the filesystem's own row, unless a request that began before the delete has left rows since.
+    While a fork's blobs lie in its packs it stays, as `kept`: its name is part of theirs."""
     tx.lock_fs(fs.id)
-    if not any(_delete_some(tx, fs, table, key, where) for table, key, where in _ROWS):
+    if any(_delete_some(tx, fs, table, key, where) for table, key, where in _ROWS):
+        return
+    if tx.one("SELECT 1 FROM pack WHERE fs = ? LIMIT 1", (fs.id,)):
+        tx.execute("UPDATE fs SET status = 'kept' WHERE id = ?", (fs.id,))
+    else:
         tx.execute("DELETE FROM fs WHERE id = ?", (fs.id,))
 
 

@@ -17,10 +17,9 @@ from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotFound
 from fsd.model.limits import MIB
 from fsd.model.times import rfc3339
-from fsd.service.access import FsRef, Grant
+from fsd.service.access import FsRef, Grant, hold
 from fsd.service.entries import Envelope, Ready, content_digest, show_actor
 from fsd.service.text import new_id
-from fsd.service.tokens import no_file_system
 from fsd.wire.canonical import genesis_hash, join, member
 from fsd.wire.strictjson import dumps
 
@@ -61,7 +60,7 @@ class Journals:
     ) -> tuple[dict[str, Any], bool]:
         """The journal, and whether it is new. The same id with an equal envelope is the same journal; with
         another raises `Conflict`."""
-        _lock(tx, fs)
+        hold(tx, fs)
         if journal_id is None:
             journal_id = new_id(self._host, "jrn_")
         else:
@@ -145,7 +144,7 @@ class Journals:
     def _append(
         self, tx: Tx, fs: FsRef, journal_id: str, append: Append, digest: bytes, who: Grant
     ) -> dict[str, Any]:
-        fs_seq = _lock(tx, fs)
+        fs_seq, _ = hold(tx, fs)
         row = self._need(tx, fs, journal_id)
         if append.key:
             kept = self._kept(tx, fs, journal_id, append.key, digest)
@@ -269,15 +268,6 @@ class Journals:
                     hint="use another journal_id, or create it with the same fields",
                     details={"field": name},
                 )
-
-
-def _lock(tx: Tx, fs: FsRef) -> int:
-    """Hold the filesystem's row; its seq. Raises `NotFound` when it was deleted since the token was read."""
-    tx.lock_fs(fs.id)
-    row = tx.one("SELECT seq FROM fs WHERE id = ? AND status = 'active'", (fs.id,))
-    if row is None:
-        raise no_file_system(fs.name)
-    return int(row[0])
 
 
 def shown_journal(fs_name: str, row: tuple[Any, ...]) -> dict[str, Any]:

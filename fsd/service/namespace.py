@@ -12,9 +12,9 @@ from typing import Any, Final
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import chunks, in_list
 from fsd.model.attrs import ROOT_INO, Attr, Entry
-from fsd.model.errors import NotFound, TooLarge, UsageError
+from fsd.model.errors import TooLarge, UsageError
 from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX
-from fsd.service.access import FsRef
+from fsd.service.access import FsRef, no_file_system
 from fsd.service.rows import CHILDREN
 from fsd.service.view import decode_xattrs
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE
@@ -124,7 +124,7 @@ class Namespace:
         def read(tx: Tx) -> tuple[int, list[Any]]:
             row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
             if row is None:
-                raise NotFound(f"no filesystem {fs.name}")
+                raise no_file_system(fs.name)
             asking = _Asking(tx, fs.id)
             return int(row[0]), [asking.answer(*question) for question in checked]
 

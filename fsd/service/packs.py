@@ -11,9 +11,10 @@ a range when the server stops is lost. Crash points: those of the store (`pack.*
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -23,6 +24,7 @@ from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
 from fsd.model.errors import DamagedBody, IntegrityError, NotFound, TooLarge
 from fsd.model.limits import KIB, PACK_INLINE_MAX, UPLOAD_BLOBS_MAX, UPLOAD_MAX
+from fsd.service.access import FsRef, hold
 from fsd.wire.frame import Blob, open_blob, pack_pieces
 
 _PACK_FORMAT: Final = 1
@@ -156,14 +158,27 @@ class Packs:
         )
 
     def store(self, fs: int, fs_name: str, blobs: Sequence[Blob]) -> None:
-        """All of `blobs` are durably stored when this returns."""
+        """All of `blobs` are durably stored when this returns. Raises `NotFound` when the filesystem was
+        deleted meanwhile."""
         prepared = self.prepare(fs, fs_name, blobs)
 
         def insert(tx: Tx) -> None:
-            tx.lock_fs(fs)
+            hold(tx, FsRef(fs, fs_name))
             self.insert(tx, prepared)
 
-        self._db.write(insert)
+        with self.landing(fs_name, prepared):
+            self._db.write(insert)
+
+    @contextlib.contextmanager
+    def landing(self, fs_name: str, prepared: Prepared | None) -> Iterator[None]:
+        """Around the transaction that inserts `prepared`: where it finds that the filesystem was deleted, the
+        object goes too, since `FileSystems.collect` may have looked for objects already."""
+        try:
+            yield
+        except NotFound:
+            if prepared is not None and prepared.made is not None and prepared.made.data is None:
+                self._store.delete(object_key(fs_name, prepared.made.number))
+            raise
 
     def missing(self, tx: Tx, fs: int, hashes: set[bytes]) -> list[bytes]:
         """Those of `hashes` that are not stored, in order. The others count as fresh from now on, so that no

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.errors import NoSpace, NotFound, SessionUnknown, UsageError
+from fsd.model.errors import NoSpace, SessionUnknown, UsageError
 from fsd.model.limits import LIST_PAGE_MAX, SESSION_BITS
-from fsd.service.access import FsRef
+from fsd.service.access import FsRef, hold
 
 LOST_AFTER: Final = 90.0  # seconds without a sign of life: three long polls
 SEEN_EVERY: Final = 10.0  # a sign of life is written at most so often
@@ -83,16 +83,14 @@ class Sessions:
                 raise UsageError("a session's texts have at most 4096 characters and no NUL")
         ticket = self._host.token_bytes(TICKET)
         now = self._host.wall_ns()
-        row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
-        if row is None:
-            raise NotFound(f"no filesystem {fs.name}")
+        seq, _ = hold(tx, fs)
         previous = tx.one(
             f"SELECT {_SHOWN} FROM session WHERE fs=? AND mount_id=? ORDER BY id DESC LIMIT 1",
             (fs.id, info.mount_id),
         )
         _forget_old(tx, fs.id, now)
         number = insert_session(tx, fs.id, info, ticket, now)
-        return SessionStart(number, ticket, int(row[0]), self._previous(previous, now))
+        return SessionStart(number, ticket, seq, self._previous(previous, now))
 
     def _previous(self, row: tuple[Any, ...] | None, now: int) -> dict[str, Any] | None:
         if row is None:

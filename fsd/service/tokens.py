@@ -18,7 +18,7 @@ from fsd.model.errors import NotAuthenticated, NotFound, UsageError
 from fsd.model.limits import TOKEN_LABEL_MAX
 from fsd.model.times import NS, rfc3339
 from fsd.model.token import Token, parse, secret_hash
-from fsd.service.access import FsRef, Grant
+from fsd.service.access import FsRef, Grant, hold, no_file_system
 from fsd.service.text import check_line, new_id
 
 ACTIVE: Final = "active"
@@ -83,6 +83,7 @@ class Tokens:
         check_line(name, "token_name", TOKEN_LABEL_MAX)
         if ttl_s is not None and not 1 <= ttl_s <= TTL_MAX_S:
             raise UsageError(f"ttl_s is between 1 and {TTL_MAX_S} seconds")
+        hold(tx, fs)
         now = self._host.wall_ns()
         expires = None if ttl_s is None else now + ttl_s * NS
         token_id = new_id(self._host, "tok_")
@@ -153,8 +154,3 @@ class Tokens:
             "issued_at": rfc3339(issued),
             "expires_at": None if expires is None else rfc3339(expires),
         }
-
-
-def no_file_system(name: str) -> NotFound:
-    """The one answer for a filesystem that does not exist, goes, or must not be known to exist."""
-    return NotFound(f"no file system {name}", hint="check its id, and that the token belongs to it")

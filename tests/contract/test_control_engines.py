@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from support.wait import wait_for
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound
-from fsd.model.limits import IDEMPOTENCY_KEEP
+from fsd.model.limits import IDEMPOTENCY_KEEP, PACK_INLINE_MAX
 from fsd.service import evidence
 from fsd.service.access import FsRef, Grant
 from fsd.service.entries import Envelope, check_entries
@@ -26,6 +27,9 @@ from fsd.service.evidence import Search
 from fsd.service.idempotency import Answer, Call
 from fsd.service.journals import Append
 from fsd.service.open import Service, ServiceOptions, open_service
+from fsd.service.sessions import SessionInfo
+from fsd.wire.frame import Blob, make_blob
+from fsd.wire.messages import make_commit
 from fsd.wire.strictjson import dumps, loads
 
 WHO = Grant("tok_x", "worker", "owner")
@@ -103,6 +107,67 @@ def test_filesystem_and_tokens_from_birth_to_end(service: Service, clock: Clock)
     for table in ("journal", "journal_entry", "journal_append"):
         assert service.db.read(lambda tx, t=table: tx.one(f"SELECT count(*) FROM {t}")) == (0,)  # type: ignore[misc]
     assert service.filesystems.check(kept)["status"] == "ok"
+
+
+def gone(service: Service, fs: FsRef) -> None:
+    """Delete the filesystem and remove all that can be removed of it."""
+    service.db.write(lambda tx: service.filesystems.delete(tx, fs.name))
+    for _ in range(100):
+        if not service.filesystems.collect():
+            return
+    raise AssertionError("a deleted filesystem is never gone")
+
+
+def noise(number: int) -> Blob:
+    """A blob too large for an inline pack."""
+    return make_blob(random.Random(number).randbytes(PACK_INLINE_MAX + 1))
+
+
+def test_requests_that_a_deletion_overtook_leave_nothing(service: Service) -> None:
+    """Their token was good when they began; the rest of them runs when everything is gone already."""
+    fs, _ = create(service)
+    service.packs.store(fs.id, fs.name, [noise(1)])
+    began = service.sessions.start(fs, SessionInfo("m", "h", "/m", "/", False, "1"))
+    gone(service, fs)
+    commit = make_commit(began.session, began.ticket, [], (0, 0, 0), [noise(2)])
+    late: list[Callable[[], object]] = [
+        lambda: service.packs.store(fs.id, fs.name, [noise(3)]),
+        lambda: service.packs.store(fs.id, fs.name, [make_blob(b"small")]),
+        lambda: service.commits.commit(fs, commit, WHO),
+        lambda: service.sessions.start(fs, SessionInfo("m", "h", "/m", "/", False, "1")),
+        lambda: service.db.write(lambda tx: service.tokens.create(tx, fs, "late", None)),
+        lambda: new_journal(service, fs),
+        lambda: service.feed.read(fs, 0),
+        lambda: service.namespace.ask(fs, (("attrs", (1,)),)),
+    ]
+    for request in late:
+        with pytest.raises(NotFound):
+            request()
+    assert list(service.store.list("packs/")) == []
+    for table in ("fs", "pack", "blob", "session", "token", "journal"):
+        left = service.db.read(lambda tx, t=table: tx.all(f"SELECT * FROM {t}"))  # type: ignore[misc]
+        assert not [row for row in left if table != "session" or row[1] == fs.id], table
+
+
+def test_packs_that_a_fork_reads_outlive_their_filesystem(service: Service) -> None:
+    parent, _ = create(service)
+    fork, _ = create(service)
+    kept, lost = noise(1), noise(2)
+    service.packs.store(parent.id, parent.name, [kept])
+    service.packs.store(parent.id, parent.name, [lost])
+    copy = (
+        "INSERT INTO blob (fs, hash, pack, off, raw_len, stored_len, codec, refs, fresh) "
+        "SELECT CAST(? AS BIGINT), hash, pack, off, raw_len, stored_len, codec, 0, fresh FROM blob "
+        "WHERE hash=?"
+    )
+    service.db.write(lambda tx: tx.execute(copy, (fork.id, kept.hash)))
+    gone(service, parent)
+    assert service.packs.read(fork.id, [kept.hash]) == {kept.hash: kept}
+    assert len(list(service.store.list("packs/"))) == 1
+    gone(service, create(service)[0])  # what is kept does not stand before others
+    assert service.filesystems.list(display_name=None, label=None, after="", limit=9)["file_systems"]
+    with pytest.raises(NotFound):
+        service.filesystems.get(parent.name)
 
 
 def test_one_effect_a_key_also_when_many_come_at_once(service: Service) -> None:
