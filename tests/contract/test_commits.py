@@ -80,7 +80,7 @@ def test_a_copy_that_sends_the_same_operations_gets_their_outcomes(bench: Bench)
     assert answer.next_op == m.next_op
     assert answer.ticket == m.ticket
     assert bench.tree() == {"a": b"one", "b": b"two"}
-    assert answer.seq == 1, "the oldest of those it is about: no base may look newer than it is"
+    assert answer.seq == 0, "before the oldest of those it is about: no base may look newer than it is"
 
 
 def test_new_operations_behind_matched_ones_are_applied(bench: Bench) -> None:
