@@ -32,7 +32,7 @@ from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher
 from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, STATE, segment_of
 from fsd.vfs.queue import Queued, touched
-from fsd.vfs.records import Ack, Flown, packb
+from fsd.vfs.records import Ack, Cancel, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
 from fsd.vfs.resession import SessionJob, session_info, switch
 from fsd.vfs.types import FAST, Cache
@@ -126,27 +126,25 @@ class Committer:
     def cancel(self, opnos: list[int], ino: int, parent: int, time: int) -> None:
         """These operations never leave this machine; of what they did, the directory's times remain."""
         core = self.core
-        core.record(CANCEL, ino, 0, [packb(opnos)])
+        last = core.queue.last(parent)
+        sent = core.queue.sent[-1].opno if core.queue.sent else 0
+        if last is not None and last.opno > sent and last.opno not in opnos and isinstance(last.op, Setattr):
+            # One such operation is enough for a run of temporary files.
+            times = last.op._replace(mtime=time, ctime=time)
+        else:
+            last = None
+            times = Setattr(core.take_opno(), SETATTR, parent, None, None, None, None, time, time)
+        pos = core.record(CANCEL, ino, 0, [packb(Cancel(tuple(opnos), times))])
         for opno in opnos:
             queued = core.queue.remove(opno)
             self.forget(queued)
             if queued.flight is not None:
                 self.flusher.discard(core.nodes.get(ino).file(), queued.flight)
-        last = core.queue.last(parent)
-        sent = core.queue.sent[-1].opno if core.queue.sent else 0
-        if last is not None and last.opno > sent and isinstance(last.op, Setattr):
-            # One such operation is enough for a run of temporary files.
-            last.op = last.op._replace(mtime=time, ctime=time)
-            self.relog(last)
+        if last is not None:
+            last.op = times
         else:
-            self.set_times(parent, time)
+            self.enqueue(times, pos)
         core.check_wants()
-
-    def set_times(self, parent: int, time: int) -> None:
-        op = Setattr(self.core.take_opno(), SETATTR, parent, None, None, None, None, time, time)
-        pos = self.core.record_if_room(OP, 0, [packb(op)])
-        if pos is not None:
-            self.enqueue(op, pos)
 
     def forget(self, queued: Queued) -> None:
         """A queued operation is gone, done or not: what it touched is no longer pending because of it."""
@@ -347,6 +345,8 @@ class Committer:
                 break
             core.queue.remove(queued.opno)
             switch |= self.done(queued, outcomes.get(queued.opno), answer.seq)
+        for ino in {queued.flight.ino for queued in sent if queued.flight is not None}:
+            self.say_base(ino)
         self.most = COMMIT_OPS_MAX
         if answer.need_full:
             self.make_full(answer.need_full + core.shift)
@@ -381,14 +381,14 @@ class Committer:
         assert queued is not None
         assert queued.flight is not None
         assert isinstance(queued.op, Content)
-        queued.op = operation(queued.flight, queued.op.base, full=True)
-        self.relog(queued)
-
-    def relog(self, queued: Queued) -> None:
-        """An operation changed before it was sent: the newer record of its number counts. Without room the
-        older one will do: the server says again what was wrong with it."""
-        kind, ino, _, pieces = self.recorded(queued)
-        self.core.record_if_room(kind, ino, pieces)
+        partial = queued.op
+        queued.op = operation(queued.flight, partial.base, full=True)
+        try:
+            self.core.record(*self.recorded(queued))
+        except NoSpace as exc:
+            # What is sent must be what a recovery would send: as it was, until the server asks again.
+            queued.op = partial
+            self.on_full_disk(exc)
 
     @staticmethod
     def recorded(queued: Queued) -> tuple[int, int, int, list[bytes]]:
@@ -455,17 +455,26 @@ class Committer:
                 core.dirty.pop(node.ino, None)
         elif not content.unclean:
             core.dirty.pop(node.ino, None)
-        elif content.first is None or segment_of(content.first) < segment_of(core.log.tail):
-            # What its first record says follows from the records since; said again, those before the oldest
-            # change the server lacks can be freed.
-            needed = content.needed()
-            try:
-                first = self.flusher.log_base(node, content)
-                content.first = first if needed is None else min(first, needed)
-            except NoSpace as exc:
-                core.disk_full(exc)  # the old one stays, and with it what follows from it
         node.settle()
         core.forget_if_unused(node)
+
+    def say_base(self, ino: int) -> None:
+        """What the first record of a file that stays dirty says follows from the records since; said again,
+        those before the oldest change the server lacks can be freed. Only when the whole answer is applied:
+        a replay does that at the answer's record, which is before this one."""
+        core = self.core
+        node = core.nodes.by_ino.get(ino)
+        content = node.content if node is not None else None
+        if node is None or content is None or node.gone or not content.unclean or content.first is None:
+            return
+        if segment_of(content.first) == segment_of(core.log.tail):
+            return
+        needed = content.needed()
+        try:
+            first = self.flusher.log_base(node, content)
+            content.first = first if needed is None else min(first, needed)
+        except NoSpace as exc:
+            core.disk_full(exc)  # the old one stays, and with it what follows from it
 
     def differs(self, op: Op, outcome: Outcome) -> bool:
         """An outcome other than applied: the names and inodes in it are asked for again."""

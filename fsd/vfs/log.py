@@ -204,11 +204,25 @@ class Log:
         return self._at + HEAD_LEN + length > self._segment_size
 
     def rotate(self, state: bytes) -> None:
-        """Begin a new segment with a STATE record of payload `state`. Raises `NoSpace`."""
+        """Begin a new segment with a STATE record of payload `state`. Raises `NoSpace`; then the old segment
+        goes on: one without its state at the front cannot be replayed once those before it are freed."""
         if self._begun:
             os.ftruncate(self._fds[self._segment], self._at)
-            self._sizes[self._segment] = self._at
+            self._sizes[self._segment] = self._allocated = self._at
+        before = self._segment, self._at, self._allocated, self._begun
         number = self._segment + 1
+        try:
+            self._begin(number, state)
+        except (NoSpace, OSError):
+            self._segment, self._at, self._allocated, self._begun = before
+            fd = self._fds.pop(number, None)
+            if fd is not None:
+                del self._sizes[number]
+                os.close(fd)
+                (self._dir / (NAME % number)).unlink()
+            raise
+
+    def _begin(self, number: int, state: bytes) -> None:
         path = self._dir / (NAME % number)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -87,6 +87,14 @@ class Ack(NamedTuple):
     outcomes: tuple[Outcome, ...]
 
 
+class Cancel(NamedTuple):
+    """Operations that are never sent, all there were of one inode, and what of them remains: the directory's
+    times, an operation of its own (or a later form of one that was logged before)."""
+
+    opnos: tuple[int, ...]
+    times: Op
+
+
 def packb(value: object) -> bytes:
     raw: bytes = msgpack.packb(value, use_bin_type=True)
     return raw
@@ -163,5 +171,6 @@ def read_ack(raw: bytes) -> Ack:
     return Ack(seq, ticket, acked, tuple(Outcome._make(o) for o in outcomes))
 
 
-def read_numbers(raw: bytes) -> tuple[int, ...]:
-    return tuple(_load(raw))
+def read_cancel(raw: bytes) -> Cancel:
+    opnos, times = _load(raw)
+    return Cancel(tuple(opnos), _op(times))

@@ -23,8 +23,8 @@ from fsd.vfs.records import (
     blocks_of,
     read_ack,
     read_base,
+    read_cancel,
     read_flown,
-    read_numbers,
     read_op,
     read_reserved,
     read_state,
@@ -122,8 +122,10 @@ class Replay:
         elif kind == logs.ACK:
             self._ack(read_ack(self._payload(record)))
         elif kind == logs.CANCEL:
-            for opno in read_numbers(self._payload(record)):
+            cancel = read_cancel(self._payload(record))
+            for opno in cancel.opnos:
                 self.ops.pop(opno, None)
+            self._op(cancel.times, record)
             self.files.pop(record.ino, None)
             self.dropped.add(record.ino)
         elif kind == logs.DROP:
