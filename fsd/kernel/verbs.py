@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel.control import Tell, Verb
-from fsd.model.errors import Unavailable, Unsupported, UsageError
+from fsd.model.errors import FsdError, Unavailable, Unsupported, UsageError
 
 if TYPE_CHECKING:
     from fsd.kernel.daemon import Daemon
 
 Answer = tuple[dict[str, Any], Callable[[], None] | None]
 PACE: Final = 0.02
+log = logging.getLogger(__name__)
 
 
 def _seconds(args: dict[str, Any], name: str = "timeout") -> float | None:
@@ -93,6 +95,14 @@ class Verbs:
 
     async def drain(self, args: dict[str, Any], tell: Tell) -> Answer:
         drained = await self._daemon.stopper.drain(self._within(args), tell)
+        machine = self._daemon.machine
+        if drained.error is None and machine is not None:
+            # A power cut that took the answers from the log's end would leave recovery to guess which of what
+            # it finds there was sent, changed or removed since.
+            try:
+                await self._daemon.call(machine.volume.sync)
+            except (OSError, FsdError) as exc:
+                log.error("the log could not be made durable: %s", exc)
         answer = drained.answer("drained")
         answer["mount_path"] = str(self._daemon.place)
         return answer, None

@@ -24,7 +24,8 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import COMMIT_OPS_MAX
-from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
+from fsd.model.names import recovered_name
+from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr, Setxattr
 from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import operation
@@ -215,6 +216,8 @@ class Committer:
         delay = self.delay
         self.delay = min(RETRY_MAX, self.delay * 2)
         if isinstance(job, CommitJob):
+            if isinstance(error, SessionForked) and self.put_off():
+                return
             if isinstance(error, SessionForked | SessionUnknown):
                 self.forked = True
                 self.commit = None
@@ -230,6 +233,36 @@ class Committer:
             core.fail_commit_wants(error)
             delay = RETRY_DENIED
         self.retry_at = core.now() + delay
+
+    def put_off(self) -> bool:
+        """After a power cut the server passed over an operation that the log has: it was cancelled in the
+        lost tail (made and removed before it was sent), or this is a copy of a machine where that was done.
+        It goes last, under a new number, and its name says that it is doubtful: nothing that was removed
+        comes back under its own name, and nothing is lost. False: another kind of difference."""
+        core = self.core
+        first = core.queue.sent[0]
+        op = first.op
+        if op is None or first.opno > core.lost_after:
+            return False
+        if isinstance(op, Create):
+            core.put_off.add(op.ino)
+        elif not (isinstance(op, Setattr | Setxattr | Content) and op.ino in core.put_off):
+            return False
+        self.commit = None
+        core.queue.sent = []
+        core.queue.remove(first.opno)
+        first.opno = core.take_opno()
+        if first.flight is None:
+            self.mark(op, -1)
+        else:
+            first.flight.opno = first.opno
+        if isinstance(op, Create):
+            op = op._replace(name=recovered_name(op.name, core.options.hostname, op.time))
+        first.op = op._replace(opno=first.opno)
+        if first.flight is None:
+            self.mark(first.op, 1)
+        core.queue.add(first)
+        return True
 
     def split(self, error: FsdError) -> None:
         """The server will not take this commit: find the operation and put that one aside."""

@@ -8,10 +8,11 @@ later is newer than what is left here, and stays. A file with a damaged range is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO, Attr
+from fsd.model.blocks import Parts, decode
 from fsd.model.errors import NotDrained, UsageError
 from fsd.model.names import recovered_name, show
 from fsd.model.ops import CREATE, Create
@@ -27,7 +28,7 @@ from fsd.vfs.records import Flown, Reserved, result_of
 from fsd.vfs.replay import Event, Past, Replay
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
-from fsd.wire.messages import ATTRS
+from fsd.wire.messages import ATTRS, BLOCKS
 
 # Inode numbers made by a recovery: far above those the run itself can have used.
 RECOVERY_COUNTER: Final = 1 << 39
@@ -35,6 +36,7 @@ RECOVERY_COUNTER: Final = 1 << 39
 LOST_NUMBERS: Final = 1 << 20
 ASK_TIMEOUT: Final = 30.0
 ASK_AT_ONCE: Final = 1000
+BLOCKS_AT_ONCE: Final = 1024
 
 
 @dataclass(slots=True)
@@ -101,6 +103,9 @@ class Recovery:
         for flight in list(volume.core.flights.values()):
             volume.flusher.start(volume.core.nodes.get(flight.ino).file())
         driver.until(volume.barrier())
+        while volume.core.put_off and len(volume.core.queue):
+            # What was put off has numbers behind the barrier's.
+            driver.until(volume.barrier())
         report.conflicts, report.refused = volume.core.conflicts, volume.core.refused
         if len(volume.core.queue) or volume.core.dirty:
             left = volume.pending()
@@ -117,30 +122,55 @@ class Recovery:
             question = (ATTRS, tuple(replay.wire.out(ino) for ino in some))
             _, answers = self.remote.ask([question], ASK_TIMEOUT)
             for ino, attr in zip(some, answers[0]):
-                if attr is not None and _newer(replay, ino, attr):
-                    past = replay.files[ino]
-                    newest = max((i.frozen for i in replay.contents(ino)), default=past.frozen)
-                    past.changes = [e for e in past.changes if e.pos < newest]
-                    report.kept += 1
-                elif attr is not None and attr.writer == replay.state.session:
-                    # The log goes on from what the server has, though the answer that said so is lost. A
-                    # lost tail may cost the session, and under another this base alone prevents a conflict.
-                    past = replay.files[ino]
-                    past.cseq = max(past.cseq, attr.cseq)
+                past = replay.files[ino]
+                if attr is not None and attr.writer == replay.state.session and attr.cseq > past.cseq:
+                    self._catch_up(replay, ino, attr, report)
+
+    def _catch_up(self, replay: Replay, ino: int, attr: Attr, report: Report) -> None:
+        """The server has content of this session that the log does not know it has."""
+        past = replay.files[ino]
+        items = replay.contents(ino)
+        same = [i for i, item in enumerate(items) if _result(item) == (attr.size, attr.mtime)]
+        if same:
+            done = items[: same[-1] + 1]
+            if any(isinstance(item, Reserved) for item in done):
+                # Made anew it would not be what was sent: its base stood in an answer that is lost.
+                for item in done:
+                    del replay.ops[_opno(item)]
+                past.base, past.base_size = self._blocks(replay, ino, attr), attr.size
+                past.frozen = done[-1].frozen
+                past.changes = [e for e in past.changes if e.pos >= past.frozen]
+            # The log goes on from what the server has. A lost tail may cost the session, and under another
+            # this base alone prevents a conflict.
+            past.cseq = attr.cseq
+        elif not items and past.created and not attr.size and attr.parts is None:
+            past.cseq = attr.cseq  # its making was sent, of its content nothing
+        else:
+            for item in items:
+                if isinstance(item, Reserved):
+                    del replay.ops[item.opno]
+            newest = max((i.frozen for i in replay.contents(ino)), default=past.frozen)
+            past.changes = [e for e in past.changes if e.pos < newest]
+            report.kept += 1
+
+    def _blocks(self, replay: Replay, ino: int, attr: Attr) -> dict[int, Parts]:
+        """The block list the server has."""
+        found = {0: attr.first_block()} if attr.parts is not None else {}
+        for first in range(1, attr.blocks, BLOCKS_AT_ONCE):
+            question = (BLOCKS, replay.wire.out(ino), first, BLOCKS_AT_ONCE)
+            _, answers = self.remote.ask([question], ASK_TIMEOUT)
+            if answers[0] is not None:
+                found.update((index, decode(parts)) for index, parts in answers[0][1])
+        return {index: parts for index, parts in found.items() if parts}
 
 
-def _newer(replay: Replay, ino: int, attr: Any) -> bool:
-    """Whether the server has content of this session that the log does not know of."""
-    assert replay.state is not None
-    past = replay.files[ino]
-    if attr.writer != replay.state.session or attr.cseq <= past.cseq:
-        return False
-    items = replay.contents(ino)
-    if items:
-        last = items[-1]
-        known = (last.op.size, last.op.mtime) if isinstance(last, Flown) else (last.size, last.mtime)
-        return bool((attr.size, attr.mtime) != known)
-    return bool(attr.size > 0 or attr.parts is not None) or not past.created
+def _result(item: Flown | Reserved) -> tuple[int, int]:
+    """Size and mtime of the file after it."""
+    return (item.op.size, item.op.mtime) if isinstance(item, Flown) else (item.size, item.mtime)
+
+
+def _opno(item: Flown | Reserved) -> int:
+    return item.op.opno if isinstance(item, Flown) else item.opno
 
 
 def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report: Report) -> Volume:
@@ -148,6 +178,7 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
     assert replay.state is not None
     core = Core(options, host, log)
     core.recovering = True
+    core.lost_after = replay.top if replay.doubtful else 0
     core.session, core.ticket = replay.state.session, replay.state.ticket
     core.shift, core.acked, core.wire = replay.state.shift, replay.acked, replay.wire
     core.next_op = max(replay.top + 1, replay.acked)

@@ -344,12 +344,13 @@ class History:
         self, found: Found, names: int, synced: dict[int, int], *, recovered: bool = False
     ) -> None:
         """Names are durable as of time `names`, the content of file n as of `synced[n]`, else in any form it
-        had. `recovered`: files NAME.recovered-… may stand beside, for content of doubtful age."""
+        had. `recovered`, after a power cut: beside stand what is of doubtful age, and what was removed in the
+        lost end of the log while its content was on its way (it comes back under another name)."""
         wrong = []
         everything = set(found).union(*self.states[names:])
         for path in sorted(everything):
             now = found.get(path)
-            if recovered and now is not None and ".recovered-" in path:
+            if recovered and now is not None and _doubtful(path):
                 continue
             since = [state.get(path) for state in self.states[names:]]
             if now is None:
@@ -415,6 +416,10 @@ class History:
     def check_up_to(self, found: Found, time: int, *, recovered: bool = False) -> None:
         """Everything up to `time` is there, in content too."""
         self.check_since(found, time, dict.fromkeys(self._contents, time), recovered=recovered)
+
+
+def _doubtful(path: str) -> bool:
+    return ".recovered-" in path or ".conflict-" in path or path.split("/")[0] == ".fsd-lost"
 
 
 def difference(found: Found, wanted: Found) -> str:
