@@ -12,13 +12,14 @@ import pytest
 from support.world import World
 
 
-def run(directory: Path, seed: int, steps: int) -> World:
-    """`steps` random steps; the tree as programs see it is compared now and then, the server's at the end."""
+def run(directory: Path, seed: int, steps: int, every: int) -> World:
+    """`steps` random steps; the tree as programs see it is compared after each `every`-th, the server's at
+    each fsync, barrier and crash, and at the end."""
     world = World(directory, seed)
     try:
         for at in range(steps):
             world.step()
-            if at % 25 == 24:
+            if at % every == every - 1:
                 world.check_local()
         world.net.faulty, world.net.cut = False, 0
         world.until(world.volume.barrier())
@@ -36,7 +37,7 @@ def run(directory: Path, seed: int, steps: int) -> World:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_tree_equals_the_model(tmp_path: Path, seed: int) -> None:
-    world = run(tmp_path, seed, 170)
+    world = run(tmp_path, seed, 170, 10)
     assert world.remote.calls.count("commit") > 5, "nothing was committed"
 
 
@@ -44,5 +45,5 @@ def test_the_tree_equals_the_model(tmp_path: Path, seed: int) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_the_tree_equals_the_model_for_long(tmp_path: Path, seed: int) -> None:
-    world = run(tmp_path, seed, 500)
+    world = run(tmp_path, seed, 500, 1)
     assert world.recoveries > 0, "no recovery had anything to do"
