@@ -317,8 +317,8 @@ def detached(play: Round, disk: bool = False) -> History:
         text=True,
     )
     assert done.returncode == 0, done.stderr + play.sandbox.logs()
-    # Linux makes no unmount wait for a FUSE daemon. It learns of it at once and syncs its log first. (umount(8)
-    # waits for more where the helper is installed.)
+    # Linux makes no unmount wait for a FUSE daemon: it learns of it at once, and syncs its log first. (umount
+    # itself waits for more where the helper is installed.)
     wait_for(
         lambda: play.sandbox.record_state() in ("detached", "ended"), 5, "the daemon to notice", every=0.005
     )
