@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
+from fsd.meta.sql import chunks, in_list, values_list
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import REQUESTS_MAX
 from fsd.server import clock, control, files, journals, mount
@@ -149,17 +150,26 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 def _heads(service: Service, subjects: list[Hashable]) -> dict[Hashable, int]:
-    """The current number of each subject of `Waiters`: a filesystem's seq, a journal's next entry."""
+    """The current number of each subject of `Waiters`: a filesystem's seq, a journal's next entry; -1 for one
+    that is gone. A few queries, however many wait."""
+    named: list[tuple[Any, ...]] = [one for one in subjects if isinstance(one, tuple)]
+    filesystems = [one[1] for one in named if one[0] == "fs"]
+    journals = [one[1:] for one in named if one[0] == "journal"]
 
     def read(tx: Tx) -> dict[Hashable, int]:
-        found: dict[Hashable, int] = {}
-        for subject in subjects:
-            parts: tuple[Any, ...] = subject if isinstance(subject, tuple) else (subject,)
-            if parts[0] == "fs":
-                row = tx.one("SELECT seq FROM fs WHERE id = ?", parts[1:])
-            else:
-                row = tx.one("SELECT next_seq FROM journal WHERE fs = ? AND id = ?", parts[1:])
-            found[subject] = int(row[0]) if row is not None else -1
+        found: dict[Hashable, int] = dict.fromkeys(subjects, -1)
+        for some in chunks(filesystems):
+            marks, values = in_list(some)
+            for fs, seq in tx.all(f"SELECT id, seq FROM fs WHERE id IN {marks}", values):
+                found["fs", fs] = seq
+        for pairs in chunks(journals):
+            rows, values = values_list(pairs)
+            for fs, name, following in tx.all(
+                f"SELECT j.fs, j.id, j.next_seq FROM {rows} AS k CROSS JOIN journal j "
+                "WHERE j.fs=k.column1 AND j.id=k.column2",
+                values,
+            ):
+                found["journal", fs, name] = following
         return found
 
     return service.db.read(read)

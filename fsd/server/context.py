@@ -22,7 +22,15 @@ from starlette.responses import Response
 
 from fsd.host.seam import Host
 from fsd.model.errors import NotAuthenticated, TooLarge, Unavailable, UsageError
-from fsd.model.limits import JSON_BODY_MAX, KIB, LARGE_BODIES_MAX, LIST_PAGE_MAX, UPLOADS_MAX
+from fsd.model.limits import (
+    BODY_IDLE,
+    BODY_RATE,
+    JSON_BODY_MAX,
+    KIB,
+    LARGE_BODIES_MAX,
+    LIST_PAGE_MAX,
+    UPLOADS_MAX,
+)
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
 from fsd.service.access import FsRef, Grant, no_file_system
@@ -35,10 +43,10 @@ log = logging.getLogger(__name__)
 
 THREADS: Final = 24
 POLL_THREADS: Final = 4
-BODY_IDLE: Final = 60.0  # seconds without a byte of the body before the request is given up
 AUTH_AFTER_BODY: Final = 256 * KIB  # a body this small is read before its token is looked up: one hop less
 PARSE_INLINE: Final = 64 * KIB  # a JSON body this small is parsed on the event loop
 JSON_TYPE: Final = "application/json"
+HELD: Final = "fsd.held"  # in a request's scope: the slot of its large body
 
 
 @dataclass(slots=True)
@@ -117,20 +125,47 @@ def declared_length(request: Request, limit: int) -> int | None:
     return int(text)
 
 
+def is_large(request: Request, limit: int) -> bool:
+    """Whether the body may be larger than AUTH_AFTER_BODY: who sends it is looked up before it is read."""
+    declared = declared_length(request, limit)
+    if declared is None:
+        return "transfer-encoding" in request.headers  # without that there is no body
+    return declared > AUTH_AFTER_BODY
+
+
+async def hold_large(request: Request, limit: int) -> None:
+    """Wait until a large body may be held in memory, until the request has ended (`release_large`)."""
+    if is_large(request, limit) and HELD not in request.scope:
+        slots = context(request).large_bodies
+        await slots.acquire()
+        request.scope[HELD] = slots
+
+
+def release_large(request: Request) -> None:
+    """The request has ended."""
+    slots = request.scope.pop(HELD, None)
+    if slots is not None:
+        slots.release()
+
+
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; bounded while it arrives, and in the time without progress."""
+    """The whole body; bounded while it arrives, in the time without progress, and in all: one that drips is
+    given up, or a few connections without any token could fill the server."""
     declared = declared_length(request, limit)
     pieces: list[bytes] = []
     total = 0
     stream = request.stream()
+    clock = asyncio.get_running_loop().time
+    began = clock()
     while True:
+        late = min(clock(), began + total / BODY_RATE) + BODY_IDLE
         try:
-            async with asyncio.timeout(BODY_IDLE):
+            async with asyncio.timeout_at(late):
                 piece = await anext(stream)
         except StopAsyncIteration:
             break
         except TimeoutError as exc:
-            raise Unavailable(f"no byte of the body for {BODY_IDLE:.0f} s") from exc
+            raise Unavailable(f"the body came too slowly: {total} bytes in {clock() - began:.0f} s") from exc
         except ClientDisconnect as exc:
             raise UsageError("the body was cut off") from exc
         total += len(piece)
@@ -143,7 +178,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def read_json(request: Request, *, exact: bool = False) -> tuple[dict[str, Any], bytes]:
-    """The body as a strict JSON object, and its bytes."""
+    """The body as a strict JSON object, and its bytes. One that `is_large` is read only for somebody who was
+    authenticated: the caller's part."""
+    await hold_large(request, JSON_BODY_MAX)
     raw = await read_body(request, JSON_BODY_MAX)
     if len(raw) <= PARSE_INLINE:
         return loads_object(raw, "the body", exact=exact), raw

@@ -22,12 +22,11 @@ from starlette.types import Receive, Scope, Send
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, InternalError, PosixError, Unavailable, UsageError
-from fsd.model.limits import FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_MAX, MIB
+from fsd.model.limits import BODY_IDLE, FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
 from fsd.server import actions
 from fsd.server.actions import ID_MAX, TIME_MAX, change
 from fsd.server.context import (
-    BODY_IDLE,
     Context,
     context,
     declared_length,
@@ -161,7 +160,11 @@ class _FileResponse(Response):
         while piece and not left.done():  # the server drops what is sent to a client that went away
             following = asyncio.ensure_future(self._ctx.run(self._opened.reading.next_piece))
             try:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                # Who takes nothing of the answer any more must not hold its pieces for ever.
+                async with asyncio.timeout(BODY_IDLE):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except TimeoutError as exc:
+                raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
             finally:
                 piece = await following
         await send({"type": "http.response.body", "body": b""})

@@ -128,7 +128,13 @@ async def read(request: Request) -> Response:
     wait = query_seconds(request, "wait", FEED_WAIT_MAX)
     if wait:
         await _await_entry(ctx, fs, jid, after, wait)
-    texts, following = await ctx.run(lambda: ctx.service.journals.read(fs, jid, after, limit))
+
+    def page() -> tuple[list[str], int]:
+        if wait:
+            ctx.authenticate(request)  # a token revoked meanwhile gets no answer
+        return ctx.service.journals.read(fs, jid, after, limit)
+
+    texts, following = await ctx.run(page)
     return _texts("entries", texts, {"next_after_seq": following})
 
 

@@ -30,12 +30,12 @@ from fsd.model.limits import (
 )
 from fsd.model.times import rfc3339
 from fsd.server.context import (
-    AUTH_AFTER_BODY,
     Context,
     context,
-    declared_length,
     flag,
+    hold_large,
     idempotent_call,
+    is_large,
     json_response,
     only,
     query_int,
@@ -53,7 +53,7 @@ from fsd.service.access import FsRef, Grant
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
 from fsd.wire.frame import pack
-from fsd.wire.messages import MEDIA_TYPE, packb, read_commit, read_frame, unpackb
+from fsd.wire.messages import MEDIA_TYPE, FeedPage, packb, read_commit, read_frame, unpackb
 
 T = TypeVar("T")
 
@@ -182,7 +182,8 @@ async def get_blobs(request: Request) -> Response:
 
 
 async def changes(request: Request) -> Response:
-    """The change feed after a seq; a long poll that holds no thread."""
+    """The change feed after a seq; a long poll that holds no thread. The token is looked up again before each
+    answer: one revoked meanwhile gets none."""
     ctx = context(request)
     fs, _ = await ctx.who(request)
     after = query_int(request, "after", 0, 0, _SEQ_MAX)
@@ -191,11 +192,16 @@ async def changes(request: Request) -> Response:
     subject = ("fs", fs.id)
     event = ctx.waiters.register(subject)
     deadline = ctx.host.monotonic() + wait
+
+    def look() -> FeedPage:
+        ctx.authenticate(request)
+        return ctx.service.feed.read(fs, after)
+
     try:
         if session:
             await ctx.poll(lambda: ctx.service.sessions.seen(fs, session))
         while True:
-            page = await ctx.poll(lambda: ctx.service.feed.read(fs, after))
+            page = await ctx.poll(look)
             left = deadline - ctx.host.monotonic()
             if page.changes or page.reset or left <= 0 or ctx.waiters.stopping:
                 return _raw(page.encode())
@@ -252,8 +258,7 @@ async def _hot(
     request: Request, limit: int, work: Callable[[Context, FsRef, Grant, bytes], bytes]
 ) -> Response:
     ctx = context(request)
-    declared = declared_length(request, limit)
-    if declared is not None and declared <= AUTH_AFTER_BODY:
+    if not is_large(request, limit):
         body = await read_body(request, limit)
 
         def both() -> bytes:
@@ -262,9 +267,9 @@ async def _hot(
 
         return _raw(await ctx.run(both))
     fs, who = await ctx.who(request)
-    async with ctx.large_bodies:
-        large = await read_body(request, limit)
-        return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
+    await hold_large(request, limit)
+    large = await read_body(request, limit)
+    return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
 
 
 def _raw(body: bytes) -> Response:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fsd.server.context import bearer
+from fsd.server.context import bearer, release_large
 from fsd.server.errors import answer, log, translate
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -66,5 +66,7 @@ def _wrapped(made: RouteDef) -> Handler:
             error = translate(exc, request_id(request))
             request.scope["fsd.error"] = error.code
             return answer(error, request_id(request))
+        finally:
+            release_large(request)
 
     return run

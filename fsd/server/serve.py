@@ -175,6 +175,9 @@ async def _housekeeping(front: Front) -> None:
         except FsdError as exc:
             log.warning("housekeeping: %s; it is tried again", exc)
             more = 0
+        except Exception:  # a defect of one round must not end all later ones
+            log.exception("housekeeping failed; it is tried again")
+            more = 0
         await asyncio.sleep(0.01 if more else _COLLECT_EVERY)
 
 

@@ -89,6 +89,12 @@ class Waiters:
                 event.set()
 
     async def _check(self) -> None:
+        try:
+            await self._follow()
+        finally:
+            self._checker = None  # the next poll begins another
+
+    async def _follow(self) -> None:
         assert self._heads is not None
         known: dict[Hashable, int] = {}
         while self._waiting:
@@ -104,4 +110,3 @@ class Waiters:
                 if known.get(subject) != head:
                     self.wake(subject)
             known = now
-        self._checker = None

@@ -20,6 +20,7 @@ from fsd.wire.chain import Chain
 
 SCAN_MAX: Final = 20_000  # entries one search request looks at
 _WALK: Final = 200
+_COLUMN_MAX: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,14 @@ def _write_cursor(at: tuple[int, str, int]) -> str:
 def _read_cursor(text: str) -> tuple[int, str, int]:
     try:
         observed, journal, seq = json.loads(base64.urlsafe_b64decode(text))
-        return int(observed), str(journal), int(seq)
-    except (ValueError, TypeError) as exc:
-        raise UsageError("the cursor is none this server gave") from exc
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise _no_cursor() from exc
+    if type(observed) is not int or type(journal) is not str or type(seq) is not int:
+        raise _no_cursor()
+    if max(abs(observed), abs(seq)) >= _COLUMN_MAX or "\0" in journal:
+        raise _no_cursor()
+    return observed, journal, seq
+
+
+def _no_cursor() -> UsageError:
+    return UsageError("the cursor is none this server gave")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.errors import NotAuthenticated, NotFound, UsageError
+from fsd.model.errors import Conflict, NotAuthenticated, NotFound, UsageError
 from fsd.model.limits import TOKEN_LABEL_MAX
 from fsd.model.times import NS, rfc3339
 from fsd.model.token import Token, parse, secret_hash
@@ -98,13 +98,21 @@ class Tokens:
         return {**made, "fs_token": "sealed:" + seed.hex()}
 
     def unseal(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """`answer` with the token itself where `create` left its seed."""
+        """`answer` with the token itself where `create` left its seed. Raises `Conflict` where it was made
+        under another admin key: what this one gives for the seed is no token."""
         sealed = answer.get("fs_token")
         if not isinstance(sealed, str) or not sealed.startswith("sealed:"):
             return answer
         seed = bytes.fromhex(sealed.removeprefix("sealed:"))
         token_id = answer.get("token_id") or ""
-        return {**answer, "fs_token": self._token(answer["file_system_id"], token_id, seed).text()}
+        token = self._token(answer["file_system_id"], token_id, seed)
+        row = self._db.read(lambda tx: tx.one("SELECT secret FROM token WHERE id = ?", (token_id,)))
+        if row is not None and row[0] != secret_hash(token.secret):
+            raise Conflict(
+                f"the token {token_id} was made by a server with another admin key and cannot be shown again",
+                hint="give all servers of one database the same admin key; `fsd token create` makes another",
+            )
+        return {**answer, "fs_token": token.text()}
 
     def set_status(self, tx: Tx, fs: FsRef, token_id: str, status: str) -> dict[str, Any]:
         """Enable or disable; the same again is no error. Raises `NotFound`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from support.wait import wait_for
 
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
-from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound
+from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound, UsageError
 from fsd.model.limits import IDEMPOTENCY_KEEP, PACK_INLINE_MAX
+from fsd.server.app import _heads
 from fsd.service import evidence
 from fsd.service.access import FsRef, Grant
 from fsd.service.entries import Envelope, check_entries
@@ -34,6 +36,10 @@ from fsd.wire.strictjson import dumps, loads
 
 WHO = Grant("tok_x", "worker", "owner")
 ENVELOPE = Envelope("agent", "t", "agent:w", (("k", "v"),))
+
+
+def _cursor(observed: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps([observed, "j", 1]).encode()).decode()
 
 
 class Clock:
@@ -168,6 +174,42 @@ def test_packs_that_a_fork_reads_outlive_their_filesystem(service: Service) -> N
     assert service.filesystems.list(display_name=None, label=None, after="", limit=9)["file_systems"]
     with pytest.raises(NotFound):
         service.filesystems.get(parent.name)
+
+
+def test_a_token_of_another_admin_key_is_not_shown_wrong(service: Service) -> None:
+    """Its answer was kept under an idempotency key; another replica is asked for it again."""
+    made = service.db.write(lambda tx: service.filesystems.create(tx, "x", []))
+    token = service.tokens.unseal(made)["fs_token"]
+    service.tokens.announce({"r1": "http://127.0.0.1:1"}, b"the key of another replica")
+    with pytest.raises(Conflict, match="another admin key"):
+        service.tokens.unseal(made)
+    service.tokens.announce({"r1": "http://127.0.0.1:1"}, b"master key")
+    assert service.tokens.unseal(made)["fs_token"].rpartition(".")[2] == token.rpartition(".")[2]
+
+
+def test_heads_of_everything_waited_for(service: Service) -> None:
+    one, _ = create(service)
+    two, _ = create(service)
+    new_journal(service, two)
+    append(service, two, '[{"type":"a"}]')
+    subjects: list[Hashable] = [
+        ("fs", one.id),
+        ("fs", 10**9),
+        ("journal", two.id, "j"),
+        ("journal", two.id, "x"),
+    ]
+    assert _heads(service, subjects) == dict(zip(subjects, (0, -1, 2, -1)))
+    many: list[Hashable] = [("fs", n) for n in range(1500)] + [("journal", n, "j") for n in range(1500)]
+    assert len(_heads(service, many)) == 3000
+
+
+@pytest.mark.parametrize(
+    "cursor", ["x", "é", "WzEsMl0=", *(_cursor(c) for c in (2**63, -(2**63), 1.5, "x", None, float("inf")))]
+)
+def test_cursors_that_are_none(service: Service, cursor: str) -> None:
+    fs, _ = create(service)
+    with pytest.raises(UsageError, match="cursor"):
+        evidence.search(service.db, fs, Search(), cursor, 10)
 
 
 def test_one_effect_a_key_also_when_many_come_at_once(service: Service) -> None:

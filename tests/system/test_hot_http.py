@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -145,6 +147,46 @@ def test_a_long_poll_of_the_feed_returns_with_the_commit(shared_fs: TestFs) -> N
     for one in polls:
         one.join(10)
     assert len(got) == 40 and {page.head for page in got} == {answer.seq}
+
+
+@pytest.mark.parametrize("subject", ["feed", "journal"])
+def test_a_token_revoked_while_it_polls_gets_no_answer(shared_fs: TestFs, subject: str) -> None:
+    fs = shared_fs
+    session = start(fs)
+    fs.ask("POST", "/journals", {"journal_id": "j"})
+    made = fs.server.ask("POST", f"/v1/file-systems/{fs.id}/tokens", {}, token=fs.server.admin_key).json
+    other = replace(fs, token=made["fs_token"])
+    path = f"/changes?after={session['seq']}&wait=20"
+    if subject == "journal":
+        path = "/journals/j/entries?after_seq=0&wait=20"
+    got: list[Any] = []
+    poll = threading.Thread(target=lambda: got.append(other.ask("GET", path)))
+    poll.start()
+
+    def waiting() -> bool:
+        return "fsd_long_polls_waiting 0" not in fs.server.ask("GET", "/metrics").body.decode()
+
+    wait_for(waiting, 20, "the poll")
+    route = f"/v1/file-systems/{fs.id}/tokens/{made['token_id']}/disable"
+    assert fs.server.ask("POST", route, {}, token=fs.server.admin_key).status == 200
+    if subject == "journal":
+        fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]})
+    else:
+        fs.ask("POST", "/actions", {"action": "mkdir", "path": "/d"})
+    poll.join(20)
+    assert (got[0].status, got[0].code) == (401, "not_authenticated")
+
+
+def test_large_bodies_of_nobody_are_refused_unread(shared_fs: TestFs) -> None:
+    """Only the head is sent: an answer shows that nobody waits for the rest."""
+    for route in ("/actions", "/commits", "/packs", "/ns", "/journals"):
+        client = http.client.HTTPConnection("127.0.0.1", shared_fs.server.port, timeout=20)
+        client.putrequest("POST", f"/v1/file-systems/{shared_fs.id}{route}")
+        client.putheader("Authorization", f"Bearer {shared_fs.token[:-3]}AAA")
+        client.putheader("Content-Length", "1000000")
+        client.endheaders()
+        assert client.getresponse().status == 401, route
+        client.close()
 
 
 def test_sessions_are_started_reported_ended_and_listed(shared_fs: TestFs) -> None:

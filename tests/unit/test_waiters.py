@@ -72,6 +72,26 @@ def test_changes_of_other_replicas_are_found_and_failures_survived() -> None:
     asyncio.run(scene())
 
 
+def test_a_checker_that_failed_is_begun_again() -> None:
+    async def scene() -> None:
+        failing = True
+
+        async def read(subjects: list[Hashable]) -> dict[Hashable, int]:
+            if failing:
+                raise KeyError("a defect")
+            return dict.fromkeys(subjects, 1)
+
+        waiters = Waiters(read)
+        event = waiters.register("a")
+        assert not await waiters.wait(event, 0.5)
+        failing = False
+        again = waiters.register("a")
+        assert await waiters.wait(again, 5)
+        waiters.stop()
+
+    asyncio.run(scene())
+
+
 def test_the_test_clock_holds_for_one_request() -> None:
     host = with_test_clock(Host(wall_ns=lambda: 7))
     assert host.wall_ns() == 7

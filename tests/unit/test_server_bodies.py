@@ -1,0 +1,116 @@
+"""Bodies on their way in and out: what drips, stands still or is large is bounded. No disk, no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from fsd.model.attrs import Attr
+from fsd.model.errors import Unavailable
+from fsd.model.limits import JSON_BODY_MAX, KIB
+from fsd.server import context, files
+from fsd.server.context import hold_large, read_body, read_json, release_large
+
+FILE = Attr(5, 0o100644, 1, 0, 0, 8, 0, 0, 0, 0, None, 0, None, None, 1, 0, 1)
+
+
+def request(receive: Any = None, *, length: int | None = None, app: Any = None) -> Request:
+    chunked = (b"transfer-encoding", b"chunked")
+    headers = [chunked if length is None else (b"content-length", b"%d" % length)]
+    return Request({"type": "http", "method": "POST", "headers": headers, "app": app}, receive)
+
+
+def app(slots: int) -> Any:
+    async def run(fn: Any) -> Any:
+        return fn()
+
+    made = SimpleNamespace(large_bodies=asyncio.Semaphore(slots), run=run)
+    return SimpleNamespace(state=SimpleNamespace(fsd=made))
+
+
+@pytest.mark.parametrize("pause", [0.005, 3600.0])
+def test_a_body_that_drips_or_stands_still_is_given_up(pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "BODY_IDLE", 0.1)
+    monkeypatch.setattr(context, "BODY_RATE", 1000)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(pause)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def scene() -> None:
+        with pytest.raises(Unavailable, match="too slowly"):
+            await asyncio.wait_for(read_body(request(receive), 10**6), 20)
+
+    asyncio.run(scene())
+
+
+def test_a_body_that_keeps_its_pace_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "BODY_IDLE", 0.05)
+    monkeypatch.setattr(context, "BODY_RATE", 1000)
+    left = 40
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        await asyncio.sleep(0.005)
+        return {"type": "http.request", "body": b"x" * 100, "more_body": left > 0}
+
+    assert len(asyncio.run(read_body(request(receive), 10**6))) == 4000
+
+
+@pytest.mark.parametrize("length", [256 * KIB + 1, None])
+def test_large_bodies_wait_for_a_slot_unread(length: int | None) -> None:
+    async def scene() -> None:
+        shared = app(1)
+        first = request(length=length, app=shared)
+        await hold_large(first, JSON_BODY_MAX)
+        await hold_large(first, JSON_BODY_MAX)  # one slot a request
+        read = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            read.set()
+            return {"type": "http.request", "body": b'{"a":1}'.ljust(length or 7), "more_body": False}
+
+        second = request(receive, length=length, app=shared)
+        waiting = asyncio.create_task(read_json(second))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not read.is_set()
+        release_large(first)
+        release_large(first)
+        assert (await asyncio.wait_for(waiting, 20))[0] == {"a": 1}
+        assert shared.state.fsd.large_bodies.locked()
+        release_large(second)
+        assert not shared.state.fsd.large_bodies.locked()
+
+    asyncio.run(scene())
+
+
+def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BODY_IDLE", 0.05)
+    pieces = [b"5678"]
+
+    class Pool:
+        async def run(self, fn: Any) -> bytes:
+            return bytes(fn())
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(3600)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def scene() -> None:
+        reading = SimpleNamespace(next_piece=lambda: pieces.pop() if pieces else b"")
+        opened = files._Opened(FILE, (0, 8), False, reading, b"1234")  # type: ignore[arg-type]
+        answer = files._FileResponse(Pool(), opened)  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match="taken"):
+            await asyncio.wait_for(answer({}, receive, send), 20)  # type: ignore[arg-type]
+
+    asyncio.run(scene())
