@@ -161,7 +161,7 @@ class PostgresDatabase:
         self.where = _where(url)
         self._writers = _Pool(lambda: connect(url), DB_WRITERS_MAX)
         self._readers = _Pool(lambda: connect(url), DB_READERS_MAX)
-        self._group = GroupCommit(self._run, leaders=DB_WRITERS_MAX)
+        self._group = GroupCommit(self._run, leaders=DB_WRITERS_MAX, monotonic=host.monotonic)
 
     def write(self, fn: Callable[[Tx], T]) -> T:
         return self._group.submit(fn)

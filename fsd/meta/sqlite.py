@@ -84,7 +84,7 @@ class SqliteDatabase:
         self._host = host
         self._lock = lock
         self._conn = conn
-        self._group = GroupCommit(self._run, leaders=1)
+        self._group = GroupCommit(self._run, leaders=1, monotonic=host.monotonic)
         # None stands for a connection not yet opened. Last in, first out: the warmest cache is used again.
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
         for _ in range(DB_READERS_MAX):

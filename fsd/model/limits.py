@@ -37,6 +37,9 @@ APPLIED_KEEP: Final = 65_536  # operations of a session whose outcomes are kept
 
 # The server's database.
 DB_GROUP_MAX: Final = 64  # write requests gathered into one transaction
+DB_GROUP_TIME: Final = (
+    0.02  # after so long a transaction takes no further ones: its first must not wait for them
+)
 DB_QUEUE_MAX: Final = 1024  # write requests that wait; more are told to come again
 DB_READERS_MAX: Final = 16  # connections that read at the same time
 DB_WRITERS_MAX: Final = 8  # PostgreSQL: transactions that write at the same time

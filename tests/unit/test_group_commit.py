@@ -12,6 +12,7 @@ from fsd.meta import group
 from fsd.meta.database import Tx
 from fsd.meta.group import Gathering, GroupCommit
 from fsd.model.errors import InternalError, Unavailable
+from fsd.model.limits import DB_GROUP_TIME
 
 NO_TX = cast(Tx, None)
 
@@ -20,9 +21,10 @@ class Runs:
     """Runs gatherings when told to, and remembers what was run together."""
 
     def __init__(self, leaders: int = 1) -> None:
+        self.now = 0.0
         self.go = threading.Event()
         self.together: list[list[Any]] = []
-        self.commit = GroupCommit(self.run, leaders)
+        self.commit = GroupCommit(self.run, leaders, lambda: self.now)
         self.results: dict[int, Any] = {}
 
     def run(self, gathering: Gathering) -> None:
@@ -116,7 +118,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
                 raise KeyboardInterrupt
             request.fn(NO_TX)
 
-    commit = GroupCommit(run, 1)
+    commit = GroupCommit(run, 1, lambda: 0.0)
     ends: list[BaseException] = []
 
     def work() -> None:
@@ -156,3 +158,23 @@ def test_close_waits_for_what_runs_and_refuses_what_comes() -> None:
     runs.go.set()
     finish([*threads, closing])
     assert runs.results == {1: 1}
+
+
+def test_a_transaction_that_took_long_takes_no_more() -> None:
+    """Large requests that wait do not make the small one before them wait too."""
+    runs = Runs()
+
+    def slow(tx: Tx) -> str:
+        runs.now += DB_GROUP_TIME
+        return "slow"
+
+    first = threading.Thread(target=lambda: runs.results.update({0: runs.commit.submit(slow)}))
+    first.start()
+    wait_for(lambda: runs.commit._busy == 1, 10, "the leader")
+    threads = [first]
+    for number in (1, 2):
+        threads.append(runs.call(number))
+        wait_for(lambda n=number: runs.waiting() == n, 10, "the queue")  # type: ignore[misc]
+    runs.go.set()
+    finish(threads)
+    assert runs.together == [["slow"], [1, 2]]
