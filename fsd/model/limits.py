@@ -52,6 +52,8 @@ DIR_INLINE_MAX: Final = 10_000  # entries that travel with a lookup
 BLOBS_GET_MAX: Final = 256
 BLOBS_GET_BYTES: Final = 16 * MIB
 NS_BATCH_MAX: Final = 256  # questions in one namespace request
+LIST_SCAN_MAX: Final = 20_000  # rows one request with filters looks at; the answer says where to go on
+WALKS_MAX: Final = 2  # whole journals verified at the same time; more wait
 FEED_PAGE_MAX: Final = 1000
 FEED_WAIT_MAX: Final = 30.0
 

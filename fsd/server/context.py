@@ -30,6 +30,7 @@ from fsd.model.limits import (
     LARGE_BODIES_MAX,
     LIST_PAGE_MAX,
     UPLOADS_MAX,
+    WALKS_MAX,
 )
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
@@ -63,6 +64,7 @@ class Context:
     loop: asyncio.AbstractEventLoop | None = None
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_MAX))
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_MAX))
+    walks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WALKS_MAX))
     polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
 
     async def run(self, fn: Callable[[], T]) -> T:

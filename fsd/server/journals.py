@@ -169,7 +169,8 @@ async def verify(request: Request) -> Response:
     trusted = request.query_params.get("head_hash")
     if trusted is not None and not _HASH.fullmatch(trusted):
         raise UsageError("head_hash is 64 hex digits in lower case")
-    return json_response(await ctx.run(lambda: evidence.verify(ctx.service.db, fs, jid, trusted)))
+    async with ctx.walks:  # seconds of a worker thread for a long journal
+        return json_response(await ctx.run(lambda: evidence.verify(ctx.service.db, fs, jid, trusted)))
 
 
 async def _await_entry(ctx: Context, fs: FsRef, jid: str, after: int, wait: float) -> None:

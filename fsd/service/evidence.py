@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.meta.database import Database, Tx
+from fsd.meta.sql import in_list
 from fsd.model.errors import NotFound, UsageError
-from fsd.model.limits import JOURNAL_PAGE_MAX
+from fsd.model.limits import JOURNAL_PAGE_MAX, LIST_SCAN_MAX
 from fsd.service.access import FsRef
 from fsd.service.journals import COLUMNS, PAGE_BYTES, column, shown_journal, shown_text
 from fsd.wire.chain import Chain
 
-SCAN_MAX: Final = 20_000  # entries one search request looks at
 _WALK: Final = 200
 _COLUMN_MAX: Final = 2**63
 
@@ -41,32 +41,37 @@ class Search:
 def list_journals(
     db: Database, fs: FsRef, kind: str | None, labels: tuple[tuple[str, str], ...], after: str, limit: int
 ) -> dict[str, Any]:
-    """Journals with their heads, in order of id."""
+    """Journals with their heads, in order of id; with filters perhaps fewer than `limit`, also before the
+    end (after LIST_SCAN_MAX without a match)."""
     found: list[dict[str, Any]] = []
-    while len(found) <= limit:
-        rows = db.read(lambda tx, at=after: _journal_page(tx, fs, kind, at))  # type: ignore[misc]
-        found += [shown_journal(fs.name, row) for row in rows if _has_labels(row[4], labels)]
+    at = after
+    for _ in range(LIST_SCAN_MAX // JOURNAL_PAGE_MAX):
+        rows = db.read(lambda tx, at=at: _journal_page(tx, fs, at))  # type: ignore[misc]
+        for row in rows:
+            at = row[0]
+            if kind in (None, row[1]) and _has_labels(row[4], labels):
+                found.append(shown_journal(fs.name, row))
+                if len(found) > limit:
+                    return {"journals": found[:limit], "next_cursor": found[limit - 1]["journal_id"]}
         if len(rows) < JOURNAL_PAGE_MAX:
-            break
-        after = rows[-1][0]
-    page = found[:limit]
-    return {"journals": page, "next_cursor": page[-1]["journal_id"] if len(found) > limit else None}
+            return {"journals": found, "next_cursor": None}
+    return {"journals": found, "next_cursor": at}
 
 
 def search(db: Database, fs: FsRef, wanted: Search, cursor: str, limit: int) -> tuple[list[str], str | None]:
-    """Matches as JSON texts, oldest first, and a cursor where more may follow (also after `SCAN_MAX`
+    """Matches as JSON texts, oldest first, and a cursor where more may follow (also after LIST_SCAN_MAX
     entries without a match, and when PAGE_BYTES are full)."""
     at = _read_cursor(cursor) if cursor else (-1, "", 0)
-    names = _journals_with(db, fs, wanted) if wanted.kind is not None or wanted.labels else None
+    wanted_journals: dict[str, bool] = {}
     found: list[str] = []
     scanned = size = 0
-    while scanned < SCAN_MAX:
-        rows = db.read(lambda tx, a=at: _entry_page(tx, fs, wanted, a))  # type: ignore[misc]
+    while scanned < LIST_SCAN_MAX:
+        rows = db.read(lambda tx, a=at: _entry_page(tx, fs, wanted, a, wanted_journals))  # type: ignore[misc]
         for row in rows:
             observed, journal, seq, body, digest = row
             at = (observed, journal, seq)
             scanned += 1
-            if names is not None and journal not in names:
+            if not wanted_journals.get(journal, True):
                 continue
             if wanted.subjects and not _has_subjects(body, wanted.subjects):
                 continue
@@ -108,15 +113,18 @@ def _walk(tx: Tx, fs: FsRef, journal_id: str, after: int, last: int) -> list[tup
     )
 
 
-def _journal_page(tx: Tx, fs: FsRef, kind: str | None, after: str) -> list[tuple[Any, ...]]:
-    where, params = ("AND kind = ?", [kind]) if kind is not None else ("", [])
+def _journal_page(tx: Tx, fs: FsRef, after: str) -> list[tuple[Any, ...]]:
     return tx.all(
-        f"SELECT {COLUMNS} FROM journal WHERE fs = ? AND id > ? {where} ORDER BY id LIMIT ?",
-        [fs.id, after, *params, JOURNAL_PAGE_MAX],
+        f"SELECT {COLUMNS} FROM journal WHERE fs = ? AND id > ? ORDER BY id LIMIT ?",
+        [fs.id, after, JOURNAL_PAGE_MAX],
     )
 
 
-def _entry_page(tx: Tx, fs: FsRef, wanted: Search, at: tuple[int, str, int]) -> list[tuple[Any, ...]]:
+def _entry_page(
+    tx: Tx, fs: FsRef, wanted: Search, at: tuple[int, str, int], journals: dict[str, bool]
+) -> list[tuple[Any, ...]]:
+    """Entries behind `at` that pass what the database can look at. Where kind or labels are asked for,
+    `journals` says afterwards of each one's journal whether it passes."""
     where = ["fs = ?", "(observed, journal, seq) > (?, ?, ?)"]
     params: list[object] = [fs.id, *at]
     for name, op, value in (
@@ -130,22 +138,19 @@ def _entry_page(tx: Tx, fs: FsRef, wanted: Search, at: tuple[int, str, int]) -> 
         if value is not None:
             where.append(f"{name} {op} ?")
             params.append(value)
-    return tx.all(
+    rows = tx.all(
         "SELECT observed, journal, seq, body, entry_hash FROM journal_entry WHERE "
         f"{' AND '.join(where)} ORDER BY observed, journal, seq LIMIT ?",
         [*params, _WALK],
     )
-
-
-def _journals_with(db: Database, fs: FsRef, wanted: Search) -> set[str]:
-    found: set[str] = set()
-    after = ""
-    while True:
-        rows = db.read(lambda tx, at=after: _journal_page(tx, fs, wanted.kind, at))  # type: ignore[misc]
-        found.update(row[0] for row in rows if _has_labels(row[4], wanted.labels))
-        if len(rows) < JOURNAL_PAGE_MAX:
-            return found
-        after = rows[-1][0]
+    names = sorted({row[1] for row in rows} - journals.keys())
+    if names and (wanted.kind is not None or wanted.labels):
+        marks, values = in_list(names)
+        for name, kind, labels in tx.all(
+            f"SELECT id, kind, labels FROM journal WHERE fs=? AND id IN {marks}", [fs.id, *values]
+        ):
+            journals[name] = wanted.kind in (None, kind) and _has_labels(labels, wanted.labels)
+    return rows
 
 
 def _has_labels(stored: str, wanted: tuple[tuple[str, str], ...]) -> bool:

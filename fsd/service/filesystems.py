@@ -17,7 +17,7 @@ from fsd.meta.database import Database, Tx
 from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import FsdError
-from fsd.model.limits import LIST_PAGE_MAX
+from fsd.model.limits import LIST_PAGE_MAX, LIST_SCAN_MAX
 from fsd.model.times import rfc3339
 from fsd.service.access import FsRef, no_file_system
 from fsd.service.text import DISPLAY_NAME_MAX, check_labels, check_line, new_id
@@ -111,9 +111,15 @@ class FileSystems:
     def list(
         self, *, display_name: str | None, label: tuple[str, str] | None, after: str, limit: int
     ) -> dict[str, Any]:
-        """A page in order of id. `display_name` is a substring, `label` one exact pair."""
+        """A page in order of id. `display_name` is a substring, `label` one exact pair; with them perhaps
+        fewer than `limit`, also before the end (after LIST_SCAN_MAX without a match)."""
         found: Page = []
-        while len(found) <= limit:
+
+        def page(cursor: str | None) -> dict[str, Any]:
+            shown = found[:limit]
+            return {"region_code": self._tokens.region, "file_systems": shown, "next_cursor": cursor}
+
+        for _ in range(LIST_SCAN_MAX // LIST_PAGE_MAX):
             at = after
             rows = self._db.read(
                 lambda tx, at=at: tx.all(  # type: ignore[misc]
@@ -122,21 +128,17 @@ class FileSystems:
                 )
             )
             for row in rows:
-                one = self._shown(row)
+                one, after = self._shown(row), row[1]
                 if display_name is not None and display_name not in one["display_name"]:
                     continue
                 if label is not None and one["labels"].get(label[0]) != label[1]:
                     continue
                 found.append(one)
+                if len(found) > limit:
+                    return page(found[limit - 1]["file_system_id"])
             if len(rows) < LIST_PAGE_MAX:
-                break
-            after = rows[-1][1]
-        page = found[:limit]
-        return {
-            "region_code": self._tokens.region,
-            "file_systems": page,
-            "next_cursor": page[-1]["file_system_id"] if len(found) > limit else None,
-        }
+                return page(None)
+        return page(after)
 
     def check(self, fs: FsRef) -> dict[str, Any]:
         """Try what a user of the filesystem needs: facts readable, root there, store answering."""

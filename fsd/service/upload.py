@@ -1,7 +1,7 @@
 """Content on its way in and out by path: a body cut into blocks and stored, a file read block by block.
 
-`Uploading` holds at most one pack (8 MiB) and one block. What it stored and nobody named is swept after the
-grace period. `Reading` reads the state of the moment it was opened: the block list is taken then and blobs
+`Uploading` holds at most one pack (8 MiB) and one block. What it stored and nobody named is left to the
+sweep. `Reading` reads the state of the moment it was opened: the block list is taken then and blobs
 are immutable; a file of more than READ_SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed
 meanwhile ends with `Conflict` rather than mixing states.
 """

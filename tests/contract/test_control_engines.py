@@ -22,7 +22,7 @@ from fsd.meta.database import Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound, UsageError
 from fsd.model.limits import IDEMPOTENCY_KEEP, PACK_INLINE_MAX
 from fsd.server.app import _heads
-from fsd.service import evidence
+from fsd.service import evidence, filesystems
 from fsd.service.access import FsRef, Grant
 from fsd.service.entries import Envelope, check_entries
 from fsd.service.evidence import Search
@@ -210,6 +210,49 @@ def test_cursors_that_are_none(service: Service, cursor: str) -> None:
     fs, _ = create(service)
     with pytest.raises(UsageError, match="cursor"):
         evidence.search(service.db, fs, Search(), cursor, 10)
+
+
+def test_filters_look_at_a_bounded_number_of_rows(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page with nothing on it says where to go on; following it finds everything once."""
+    for module, page in ((evidence, "JOURNAL_PAGE_MAX"), (filesystems, "LIST_PAGE_MAX")):
+        monkeypatch.setattr(module, page, 2)
+        monkeypatch.setattr(module, "LIST_SCAN_MAX", 4)
+    monkeypatch.setattr(evidence, "_WALK", 2)
+    fs, _ = create(service)
+    rare = replace(ENVELOPE, kind="rare")
+    for number in range(11):
+        envelope = rare if number in (5, 9, 10) else ENVELOPE
+        service.db.write(
+            lambda tx, n=number, e=envelope: service.journals.create(tx, fs, f"j{n:02d}", e)  # type: ignore[misc]
+        )
+        append(service, fs, '[{"type":"a"}]', name=f"j{number:02d}")
+        create(service, "many" if number == 9 else "x")
+
+    def journals(cursor: str) -> tuple[list[str], str | None]:
+        got = evidence.list_journals(service.db, fs, "rare", (), cursor, 10)
+        return [one["journal_id"] for one in got["journals"]], got["next_cursor"]
+
+    def entries(cursor: str) -> tuple[list[str], str | None]:
+        got, following = evidence.search(service.db, fs, Search(kind="rare"), cursor, 10)
+        return [json.loads(one)["journal_id"] for one in got], following
+
+    def systems(cursor: str) -> tuple[list[str], str | None]:
+        got = service.filesystems.list(display_name="many", label=None, after=cursor, limit=10)
+        return [one["display_name"] for one in got["file_systems"]], got["next_cursor"]
+
+    for pages, wanted in (
+        (journals, ["j05", "j09", "j10"]),
+        (entries, ["j05", "j09", "j10"]),
+        (systems, ["many"]),
+    ):
+        found: list[str] = []
+        cursor: str | None = ""
+        asked = 0
+        while cursor is not None:
+            some, cursor = pages(cursor)
+            found += some
+            asked += 1
+        assert sorted(found) == wanted and asked >= 3
 
 
 def test_one_effect_a_key_also_when_many_come_at_once(service: Service) -> None:
