@@ -1,1 +1,1 @@
-"""."""
+"""Direct commands without a mount: calls, copies and `run` over HTTP. `http` is the transport under all."""

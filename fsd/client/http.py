@@ -39,6 +39,7 @@ from fsd.model.limits import (
     RETRY_FOR,
 )
 from fsd.model.token import redact
+from fsd.remote.failures import unavailable
 from fsd.wire.strictjson import read_written
 
 T = TypeVar("T")
@@ -457,23 +458,8 @@ class Http:
         return redact(self.identity.endpoint)
 
     def _unavailable(self, exc: BaseException) -> Unavailable:
-        where = self._where()
-        if isinstance(exc, TimeoutError):
-            return Unavailable(f"no answer from {where} in time")
-        if isinstance(exc, ConnectionRefusedError):
-            return Unavailable(f"nothing listens at {where}")
-        if isinstance(exc, socket.gaierror):
-            return Unavailable(f"the host of {where} is not known here", hint="check the endpoint's name")
-        if isinstance(exc, ssl.SSLCertVerificationError):
-            return Unavailable(
-                f"the certificate of {where} is not trusted: {exc.verify_message}",
-                hint="give the CA's certificate, or check that the endpoint is the right host",
-            )
-        if isinstance(exc, ssl.SSLError):
-            return Unavailable(f"{where} does not speak TLS as expected: {exc.reason}")
-        if isinstance(exc, (HTTPException, ConnectionError)):
-            return Unavailable(f"{where} closed the connection without a whole answer")
-        return Unavailable(f"{where} cannot be asked: {redact(str(exc))}")
+        # http.client's own errors: the answer broke off, or is another request's.
+        return unavailable(self._where(), ConnectionError() if isinstance(exc, HTTPException) else exc)
 
 
 def _socket_of(connection: HTTPConnection) -> socket.socket:

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
 from fsd.model.limits import ERROR_BODY_MAX, KIB
+from fsd.remote.failures import unavailable
 from fsd.remote.resolve import Address, Resolver
 
 _HEAD_MAX: Final = 64 * KIB
@@ -29,6 +30,7 @@ _LINE_MAX: Final = 4 * KIB
 _INTERIM_MAX: Final = 8  # 1xx answers before the real one
 _GROUP: Final = 1000  # pieces in one sendmsg; IOV_MAX is 1024
 _RECV: Final = 64 * KIB  # larger buffers are mapped and unmapped for each call
+_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|$)")
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
 
 
@@ -99,7 +101,7 @@ class Connection:
         except (OSError, ValueError) as exc:
             if isinstance(exc, TimeoutError):
                 clock.left()  # says so itself when the time is over
-            raise Unavailable(f"{self._endpoint.shown}: {_why(exc)}") from exc
+            raise unavailable(self._endpoint.shown, exc) from exc
         finally:
             if not done:
                 self.close()
@@ -149,9 +151,9 @@ class Connection:
                 raise Unavailable("this client was closed")
             return
         self._resolver.doubt()
-        raise Unavailable(
-            f"cannot connect to {self._endpoint.shown}: {_why(failed) if failed else 'no address'}"
-        ) from failed
+        if failed is None:
+            raise Unavailable(f"{self._endpoint.host} has no address")
+        raise unavailable(self._endpoint.shown, failed) from failed
 
     def _connect_to(self, address: Address, clock: _Clock) -> socket.socket:
         sock = socket.socket(address.family, socket.SOCK_STREAM)
@@ -285,8 +287,11 @@ class Connection:
     def _chunked(self, clock: _Clock, bound: int) -> bytes:
         body = bytearray()
         while True:
-            size = int(self._line(clock).split(b";")[0].strip() or b"x", 16)
-            if size < 0 or len(body) + size > bound:
+            match = _CHUNK.match(self._line(clock))
+            if match is None:
+                raise ValueError("a chunk that does not say how long it is")
+            size = int(match[1], 16)
+            if len(body) + size > bound:
                 raise ValueError(f"an answer of more than the {bound} bytes that were expected")
             if size == 0:
                 break
@@ -297,14 +302,3 @@ class Connection:
             if not self._line(clock):
                 return bytes(body)
         raise ValueError("trailers without end")
-
-
-def _why(exc: BaseException) -> str:
-    """The reason for people, short."""
-    if isinstance(exc, TimeoutError):
-        return "no answer in time"
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {exc.verify_message}"
-    if isinstance(exc, OSError) and exc.strerror:
-        return exc.strerror.lower()
-    return str(exc)

@@ -83,6 +83,12 @@ WAYS: dict[str, Callable[[Peer], None]] = {
     "negative length": lambda p: p.sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"),
     "header without end": lambda p: p.sock.sendall(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20000),
     "chunk cut": lambda p: p.sock.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc"),
+    "chunk size signed": lambda p: p.sock.sendall(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n+3\r\nabc\r\n0\r\n\r\n"
+    ),
+    "chunk size with a prefix": lambda p: p.sock.sendall(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x3\r\nabc\r\n0\r\n\r\n"
+    ),
     "chunk size no number": lambda p: p.sock.sendall(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc"
     ),
