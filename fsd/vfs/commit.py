@@ -24,14 +24,14 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import COMMIT_OPS_MAX
-from fsd.model.names import recovered_name
-from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr, Setxattr
+from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
 from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import operation
 from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher
 from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, STATE, segment_of
+from fsd.vfs.lost import came_back, put_off
 from fsd.vfs.queue import Queued, touched
 from fsd.vfs.records import Ack, Cancel, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
@@ -216,7 +216,7 @@ class Committer:
         delay = self.delay
         self.delay = min(RETRY_MAX, self.delay * 2)
         if isinstance(job, CommitJob):
-            if isinstance(error, SessionForked) and self.put_off():
+            if isinstance(error, SessionForked) and self.core.lost_after and put_off(self):
                 return
             if isinstance(error, SessionForked | SessionUnknown):
                 self.forked = True
@@ -234,35 +234,19 @@ class Committer:
             delay = RETRY_DENIED
         self.retry_at = core.now() + delay
 
-    def put_off(self) -> bool:
-        """After a power cut the server passed over an operation that the log has: it was cancelled in the
-        lost tail (made and removed before it was sent), or this is a copy of a machine where that was done.
-        It goes last, under a new number, and its name says that it is doubtful: nothing that was removed
-        comes back under its own name, and nothing is lost. False: another kind of difference."""
+    def renumber(self, queued: Queued, op: Op | None) -> None:
+        """Move an operation that was not sent to the end of the queue, as `op`."""
         core = self.core
-        first = core.queue.sent[0]
-        op = first.op
-        if op is None or first.opno > core.lost_after:
-            return False
-        if isinstance(op, Create):
-            core.put_off.add(op.ino)
-        elif not (isinstance(op, Setattr | Setxattr | Content) and op.ino in core.put_off):
-            return False
-        self.commit = None
-        core.queue.sent = []
-        core.queue.remove(first.opno)
-        first.opno = core.take_opno()
-        if first.flight is None:
-            self.mark(op, -1)
-        else:
-            first.flight.opno = first.opno
-        if isinstance(op, Create):
-            op = op._replace(name=recovered_name(op.name, core.options.hostname, op.time))
-        first.op = op._replace(opno=first.opno)
-        if first.flight is None:
-            self.mark(first.op, 1)
-        core.queue.add(first)
-        return True
+        core.queue.remove(queued.opno)
+        if queued.flight is None and queued.op is not None:
+            self.mark(queued.op, -1)
+        queued.opno = core.take_opno()
+        queued.op = None if op is None else op._replace(opno=queued.opno)
+        if queued.flight is not None:
+            queued.flight.opno = queued.opno
+        elif queued.op is not None:
+            self.mark(queued.op, 1)
+        core.queue.add(queued)
 
     def split(self, error: FsdError) -> None:
         """The server will not take this commit: find the operation and put that one aside."""
@@ -517,6 +501,8 @@ class Committer:
         else:
             core.refused += 1
             self.tell(op.ino, PosixError(outcome.errno, f"the server refused it ({outcome.reason})"))
+        if core.lost_after:
+            came_back(self, op, outcome)
         switch = False
         if outcome.status == CONFLICT and outcome.ino and outcome.ino != core.wire.out(op.ino):
             switch = self.becomes(op, outcome)

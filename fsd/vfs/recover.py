@@ -15,7 +15,7 @@ from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.blocks import Parts, decode
 from fsd.model.errors import NotDrained, UsageError
 from fsd.model.names import recovered_name, show
-from fsd.model.ops import CREATE, Create
+from fsd.model.ops import CREATE, Create, Setattr
 from fsd.remote.api import Remote
 from fsd.vfs.build import FROM_LOG
 from fsd.vfs.content import READY, Content, Flight
@@ -103,8 +103,8 @@ class Recovery:
         for flight in list(volume.core.flights.values()):
             volume.flusher.start(volume.core.nodes.get(flight.ino).file())
         driver.until(volume.barrier())
-        while volume.core.put_off and len(volume.core.queue):
-            # What was put off has numbers behind the barrier's.
+        while volume.core.lost_after and len(volume.core.queue):
+            # What comes beside has numbers behind the barrier's.
             driver.until(volume.barrier())
         report.conflicts, report.refused = volume.core.conflicts, volume.core.refused
         if len(volume.core.queue) or volume.core.dirty:
@@ -143,7 +143,7 @@ class Recovery:
             # The log goes on from what the server has. A lost tail may cost the session, and under another
             # this base alone prevents a conflict.
             past.cseq = attr.cseq
-        elif not items and past.created and not attr.size and attr.parts is None:
+        elif not items and not attr.size and attr.mtime in _made_at(replay, ino):
             past.cseq = attr.cseq  # its making was sent, of its content nothing
         else:
             for item in items:
@@ -162,6 +162,15 @@ class Recovery:
             if answers[0] is not None:
                 found.update((index, decode(parts)) for index, parts in answers[0][1])
         return {index: parts for index, parts in found.items() if parts}
+
+
+def _made_at(replay: Replay, ino: int) -> set[int]:
+    """The times of modification a file can have of whose making no answer is known, before any content."""
+    mine = [op for op in replay.ops.values() if isinstance(op, Create | Setattr) and op.ino == ino]
+    if not any(isinstance(op, Create) for op in mine):
+        return set()
+    times = (op.time if isinstance(op, Create) else op.mtime for op in mine)
+    return {time for time in times if time is not None}
 
 
 def _result(item: Flown | Reserved) -> tuple[int, int]:
