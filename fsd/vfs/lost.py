@@ -48,6 +48,7 @@ def put_off(committer: Committer) -> bool:
     for later in core.queue.of(op.ino):
         if core.lost_after < later.opno < first.opno:
             committer.renumber(later, later.op)
+    core.check_wants()  # who waits for the old number waits for nothing any more
     return True
 
 
