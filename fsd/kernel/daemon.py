@@ -115,6 +115,8 @@ class Daemon:
                 self.start.channel.failed(error)
                 self.stopper.end(Ending(error.exit_code, None, str(error)))
             ending = await self.stopper.wait()
+            if self.machine is None:
+                await self._take_back()
             await self._tell_server(ending)
             nursery.cancel_scope.cancel()
         return ending
@@ -128,6 +130,9 @@ class Daemon:
         self._wire(volume)
         sock = listen(self.start.directory.socket_path(self.options.mount_id))
         self.update(pid=os.getpid(), supervisor_pid=self.start.supervisor_pid)
+        if self.start.restarts:
+            # What the last daemon left was kept till now, so that nobody wrote into the directory below.
+            await self._take_back()
         self.session.mount()
         self.machine.start()  # type: ignore[union-attr]
         self.session.start()
@@ -146,7 +151,7 @@ class Daemon:
         self.start.channel.ready(self.answer(volume))
 
     async def _take_back(self) -> None:
-        """A mount that came up but does not answer is no mount."""
+        """A mount that came up but does not answer is no mount, nor is one whose daemon died."""
         if still_listed(self.place, self.options.source):
             try:
                 await trio.to_thread.run_sync(partial(detach, self.place, lazy=True))

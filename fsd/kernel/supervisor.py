@@ -1,9 +1,9 @@
 """`fsd mount`: check the place, start supervisor and daemon, wait until the mount answers.
 
 The supervisor is a small parent (neither pyfuse3 nor trio is imported here). It starts the daemon by fork,
-so that the token passes in memory. When the daemon dies unasked it detaches what is left of the mount and
-starts another one on the same state directory, at most RESTARTS_MAX times in RESTART_WINDOW. An exit of 0 or
-6, an unmount by anybody and a signal are wanted stops.
+so that the token passes in memory. When the daemon dies unasked it starts another one on the same state
+directory, at most RESTARTS_MAX times in RESTART_WINDOW; the dead mount stays in place until that one mounts.
+An exit of 0 or 6, an unmount by anybody and a signal are wanted stops.
 
 SIGTERM and SIGINT are forwarded through a pipe, one byte each, not as signals: a group signal (a terminal, a
 service manager) reaches both processes, and the daemon must not count it twice.
@@ -312,14 +312,15 @@ class Supervisor:
             )
             self._clean(record)
             return 1
-        listed = still_listed(self._place, record.source)
-        self._clean(record)
-        if record.state == runtime.DETACHED or not listed or self._stops:
+        # The dead mount stays until the next daemon mounts: a write meets ENOTCONN, not the directory below.
+        if record.state == runtime.DETACHED or not still_listed(self._place, record.source) or self._stops:
+            self._clean(record)
             return self._give_up(record, f"the daemon died ({how}) after the unmount, while it was sending")
         now = self._options.host.monotonic()
         while self._recent and now - self._recent[0] > RESTART_WINDOW:
             self._recent.popleft()
         if len(self._recent) >= RESTARTS_MAX:
+            self._clean(record)
             return self._give_up(record, f"the daemon died {RESTARTS_MAX + 1} times in 10 minutes ({how})")
         self._recent.append(now)
         self._restarts += 1
