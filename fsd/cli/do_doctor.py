@@ -18,6 +18,7 @@ from fsd.cli.output import Document, align
 from fsd.client.control import Control
 from fsd.client.http import Http
 from fsd.client.identity import Identity
+from fsd.client.run import left_overs
 from fsd.model.errors import FsdError
 from fsd.model.limits import GIB
 
@@ -139,6 +140,9 @@ def check_state(context: Context, args: SimpleNamespace, found: Findings) -> Non
     for name, left in leftovers(root):
         hint = "`fsd mount` or `fsd recover` of the same place sends it"
         found.add("left-over", WARNING, f"{name}: {left} bytes of log that no running mount holds", hint)
+    for place in left_overs(root / "run"):
+        hint = f"fsd run --push-left {place}"
+        found.add("left-over", WARNING, f"{place} holds what an `fsd run` did not push", hint)
 
 
 def leftovers(root: Path) -> list[tuple[Path, int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.client.http import CHUNK, Body, Http, Query, Reply, encode_path
-from fsd.model.errors import Conflict, FsdError, IntegrityError, Unavailable, UsageError
+from fsd.model.errors import Conflict, IntegrityError, Unavailable, UsageError
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
 from fsd.model.times import storable
@@ -341,11 +341,6 @@ def check_revision(text: str) -> str:
     if not (ino.isdigit() and version.isdigit()):
         raise UsageError(f"{text!r} is no revision", hint="`fsd stat` prints it: two numbers, ino:version")
     return f"{ino}:{version}"
-
-
-def is_missing(error: FsdError) -> bool:
-    """Whether a path call failed only because the path does not exist."""
-    return error.errno == 2
 
 
 def _octal(mode: int | None) -> str | None:

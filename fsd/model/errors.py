@@ -122,14 +122,6 @@ class SessionForked(Conflict):
     errno = _errno.ESTALE
 
 
-class SessionGap(Conflict):
-    """A commit starts behind an operation the server has not seen; send the earlier ones first."""
-
-    code = "session_gap"
-    errno = _errno.EAGAIN
-    retryable = True
-
-
 class SessionUnknown(NotFound):
     """The server does not know this mount session (another server, or it was deleted)."""
 

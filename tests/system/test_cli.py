@@ -434,6 +434,11 @@ def test_doctor_says_what_works(shared_fs: TestFs, tmp_path: Path) -> None:  # n
     (left / "log.0000000000000001").write_bytes(b"x" * 10)
     told = fsd(shared_fs, "doctor", "--state-dir", str(tmp_path)).json
     assert any(c["name"] == "left-over" and "0123456789abcdef" in c["message"] for c in told["checks"])
+    run = tmp_path / "run" / "run-abc"
+    run.mkdir(parents=True)
+    (run / "state").write_bytes(b"what was pulled")
+    told = fsd(shared_fs, "doctor", "--state-dir", str(tmp_path)).json
+    assert any(f"fsd run --push-left {run}" == c["hint"] for c in told["checks"])
 
 
 def test_a_reader_that_goes_away_is_no_error_message(shared_fs: TestFs) -> None:  # noqa: F811
