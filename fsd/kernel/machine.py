@@ -181,6 +181,10 @@ class Machine:
     def handler_timeout(self) -> float | None:
         return self.io_timeout + GRACE if self.io_timeout else None
 
+    def is_over(self, since: float) -> bool:
+        """Whether a handler that began to wait at `since` has waited as long as one may."""
+        return bool(self.io_timeout) and self.host.monotonic() - since >= self.io_timeout
+
     def fail_all(self, error: BaseException) -> None:
         """End every waiting now: the connection to the kernel is gone, or the daemon is about to be."""
         for parked in list(self._parked.values()):

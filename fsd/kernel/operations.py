@@ -36,8 +36,8 @@ def translated(exc: Exception, what: str) -> FUSEError:
     if isinstance(exc, FUSEError):
         return exc
     if isinstance(exc, FsdError):
-        if exc.errno == errno.EIO:
-            log.warning("%s: EIO: %s", what, exc)
+        if exc.errno in (errno.EIO, errno.ENOSPC):
+            log.warning("%s: %s: %s", what, errno.errorcode[exc.errno], exc)
         return FUSEError(exc.errno)
     log.error("%s failed unexpectedly; the caller gets EIO", what, exc_info=exc)
     return FUSEError(errno.EIO)
@@ -110,6 +110,10 @@ class FsdOperations(pyfuse3.Operations):
                     return park.want.result  # type: ignore[return-value]
                 return body(self, *args)
             except Park as exc:
+                # Each wait may have ended well, and the next begin at once: together they are bounded too.
+                if machine.is_over(since):
+                    late = exc.want.late or Unavailable(f"no answer in time: {exc.want.what}")
+                    raise translated(late, body.__name__) from None
                 park = exc
             except Exception as exc:  # noqa: BLE001 - translated, never swallowed
                 raise translated(exc, body.__name__) from None

@@ -48,7 +48,7 @@ class Calls:
         self.handles: dict[int, Handle] = {}
         self.last_fh = 0
         self.silent = False
-        self.space_wants: list[Want] = []
+        self.space_wants: list[tuple[int, Want]] = []
         self.limit = core.capacity()
 
     # nodes -------------------------------------------------------------------------------------------
@@ -120,24 +120,31 @@ class Calls:
         if self.flusher.round_until is None:
             self.flusher.start_round(self.core.now(), everything=used + length > self.limit)
         if used + length > self.limit:
-            raise Park(self.space_want())
+            raise Park(self.space_want(length))
 
-    def space_want(self) -> Want:
-        """Ends when log space was freed; with ENOSPC when that takes too long."""
+    def space_want(self, length: int = 0) -> Want:
+        """Ends when the log has room for `length` bytes; with ENOSPC when that takes too long."""
         want = self.core.want("room in the local log")
         want.late = NoSpace(
             f"the log under {self.core.options.state_dir} is full and cannot be sent",
             hint="restore the connection, free disk space there, or raise --buffer-size",
         )
-        self.space_wants.append(want)
+        self.space_wants.append((length, want))
         return want
 
     def freed(self) -> None:
-        """Log space may have been freed: let those who wait try again."""
-        if self.space_wants and self.core.log.used <= self.limit:
-            for want in self.space_wants:
+        """Log space may have been freed: let those it suffices for try again, the first first."""
+        if not self.space_wants:
+            return
+        room = self.limit - self.core.log.used
+        left = []
+        for length, want in self.space_wants:
+            if length <= room:
                 want.end()
-            self.space_wants = []
+                room -= length
+            elif not want.finished:
+                left.append((length, want))
+        self.space_wants = left
 
     def do(self, op: Op, *, drops: Inode | None = None) -> None:
         """Log and queue an operation on inodes that are in memory; `drops` loses a name with it."""

@@ -67,6 +67,7 @@ class Core:
         self.unused: dict[int, None] = {}  # perhaps needed by nobody since their last operation was told
         self.orphans: dict[int, None] = {}  # no name left, still open
         self.reason = ""  # why the last attempt to send failed
+        self.no_space: NoSpace | None = None  # the last time the disk under the log was full
         self.down = False  # the last question or commit found no server
         self.recovering = False
         # Recovering after a power cut: the newest operation in the log, whose tail may be lost. Else 0.
@@ -205,6 +206,7 @@ class Core:
 
     def disk_full(self, exc: NoSpace) -> None:
         self.reason = exc.message
+        self.no_space = exc
 
     # wants -------------------------------------------------------------------------------------------
     def want(self, what: str, *, limited: bool = True) -> Want:

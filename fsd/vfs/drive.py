@@ -13,6 +13,8 @@ from fsd.vfs.volume import Volume
 
 T = TypeVar("T")
 
+FULL_PATIENCE = 3.0  # seconds for a full disk: only what is sent meanwhile could make room
+
 
 class Driver:
     """The volume's thread and its workers in one. `sleep` waits seconds; tests move their clock there.
@@ -60,6 +62,9 @@ class Driver:
                     since, mark = host.monotonic(), now_at
                 continue
             now = host.monotonic()
+            full = volume.core.no_space
+            if full is not None and full.message == volume.core.reason and now - since >= FULL_PATIENCE:
+                raise full
             deadline = volume.next_deadline()
             if now - since >= self.patience:
                 raise Unavailable(volume.core.reason or f"nothing went through: {want.what}")

@@ -287,11 +287,17 @@ class Log:
             self.keep_spare()
 
     def _squeeze(self, end: int, exc: OSError) -> None:
-        """The disk is full and the record must be written: use what the spare file holds."""
-        if not self._give_spare():
-            raise self._no_space(exc) from exc
+        """The disk is full, or nearly, and the record must be written: use what little is left, then what
+        the spare file holds."""
+        fd = self._fds[self._segment]
         try:
-            fd = self._fds[self._segment]
+            os.posix_fallocate(fd, self._allocated, end - self._allocated)
+            self._allocated = end
+            return
+        except OSError as none_left:
+            if none_left.errno not in FULL or not self._give_spare():
+                raise self._no_space(exc) from none_left
+        try:
             os.posix_fallocate(fd, self._allocated, end + SPARE_SIZE // 2 - self._allocated)
             self._allocated = end + SPARE_SIZE // 2
         except OSError as again:

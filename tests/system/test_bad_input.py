@@ -5,12 +5,19 @@ line, places that will not do, a server that is away) is not repeated here."""
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.cli import Outcome, process
+from support.full_disk import fill
+from support.proxy import FaultProxy
+from support.sandbox import Sandbox
 from support.server import Server, TestFs
 
 
@@ -120,3 +127,105 @@ def test_an_error_does_not_promise_what_only_a_mount_does(shared_fs: TestFs) -> 
     found = process("cp", "-", ":/f", env=env, stdin=b"x")
     refused(found, 1)
     assert "later" not in json.dumps(found.error)
+
+
+# Full disks and buffers under a mount. Whatever was written is there when there is room again.
+
+
+@pytest.fixture
+def proxy(shared_server: Server) -> Iterator[FaultProxy]:
+    with FaultProxy(shared_server.url) as made:
+        yield made
+
+
+def _write_until_refused(place: Path) -> dict[str, bytes]:
+    """Files of a mebibyte, one after the other, until ENOSPC; what was written."""
+    written: dict[str, bytes] = {}
+    for number in range(64):
+        data = os.urandom(1 << 20)
+        try:
+            with open(place / f"f{number}", "wb", buffering=0) as file:
+                file.write(data)
+        except OSError as exc:
+            if exc.errno != errno.ENOSPC:
+                raise
+            return written
+        written[f"f{number}"] = data
+    raise AssertionError("it never was full")
+
+
+def _all_there(place: Path, written: dict[str, bytes]) -> None:
+    for name, data in written.items():
+        assert (place / name).read_bytes() == data, name
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(90)
+def test_a_full_buffer_is_told_in_time(shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path) -> None:
+    options = ("--io-timeout", "2s", "--buffer-size", "8MiB")
+    box = Sandbox(tmp_path, shared_fs, *options, endpoint=proxy.url)
+    try:
+        box.mount()
+        (box.mountpoint / "early").write_bytes(b"the directory is in memory now")
+        proxy.refuse()
+        written = _write_until_refused(box.mountpoint)
+        assert len(written) >= 4
+        assert os.fspath(box.state) in box.logs(), "the log names the place that is full"
+        proxy.accept()
+        assert box.unmount()["status"] == "unmounted"
+        box.lose()
+        box.mount()
+        _all_there(box.mountpoint, written)
+    finally:
+        box.close()
+
+
+@contextmanager
+def _small_disk(place: Path) -> Iterator[Path]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", place], check=True, timeout=10)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True, timeout=10)
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("filled", [False, True], ids=["nearly", "to the last byte"])
+def test_a_disk_filled_by_others_under_the_state_directory(
+    shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path, filled: bool
+) -> None:
+    with _small_disk(tmp_path / "disk") as disk:
+        box = Sandbox(
+            tmp_path / "box", shared_fs, "--io-timeout", "2s", state=disk / "state", endpoint=proxy.url
+        )
+        try:
+            box.mount()
+            (box.mountpoint / "early").write_bytes(b"early")
+            fill(disk / "filler")
+            proxy.refuse()
+            written = {"early": b"early", **_write_until_refused(box.mountpoint)}
+            box.kill()
+            box.detach()
+            proxy.accept()
+            if filled:
+                fill(disk / "more")
+                argv = ("mount", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state))
+                done = box.fsd(*argv, "--no-supervisor", check=False)
+                if done.returncode:
+                    assert done.returncode == 1
+                    assert f"the disk under the state directory {box.state}" in done.stderr
+                    assert not os.path.ismount(box.mountpoint)
+                else:
+                    box.fsd("unmount", os.fspath(box.mountpoint))
+                (disk / "more").unlink()
+            box.mount()
+            _all_there(box.mountpoint, written)
+            (disk / "filler").unlink()
+            (box.mountpoint / "late").write_bytes(b"late")
+            assert box.unmount()["status"] == "unmounted"
+        finally:
+            box.close()
+    for name, data in {**written, "late": b"late"}.items():
+        assert process("cat", f"/{name}", env=shared_fs.env).out == data
