@@ -182,6 +182,8 @@ class Calls:
 
     def know_blocks(self, node: Inode) -> None:
         """Have the block list in memory, or park. ESTALE when the file was removed elsewhere before."""
+        if node.file().void and not node.gone:
+            raise Park(self.loader.attrs([node]))
         if node.file().base is None:
             if node.gone:
                 raise PosixError(errno.ESTALE, "the file was removed by another mount")

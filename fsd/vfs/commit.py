@@ -27,11 +27,12 @@ from fsd.model.limits import COMMIT_OPS_MAX
 from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
 from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
-from fsd.vfs.content import operation
+from fsd.vfs.content import Flight, operation
 from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher
 from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, STATE, segment_of
 from fsd.vfs.lost import came_back, put_off
+from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued, touched
 from fsd.vfs.records import Ack, Cancel, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
@@ -127,9 +128,9 @@ class Committer:
     def cancel(self, opnos: list[int], ino: int, parent: int, time: int) -> None:
         """These operations never leave this machine; of what they did, the directory's times remain."""
         core = self.core
-        last = core.queue.last(parent)
+        last = core.queue.last(parent, but=opnos)
         sent = core.queue.sent[-1].opno if core.queue.sent else 0
-        if last is not None and last.opno > sent and last.opno not in opnos and isinstance(last.op, Setattr):
+        if last is not None and last.opno > sent and isinstance(last.op, Setattr):
             # One such operation is enough for a run of temporary files.
             times = last.op._replace(mtime=time, ctime=time)
         else:
@@ -459,6 +460,9 @@ class Committer:
         if node is None or node.content is None or flight not in node.content.flights:
             return
         content = node.content
+        if outcome is not None and outcome.status == REFUSED:
+            self.refused_content(node, flight)
+            return
         # Not simply stored: what the server has is something else, so the base it counts from stays.
         applied = outcome is None
         base = content.cseq
@@ -492,6 +496,22 @@ class Committer:
             content.first = first if needed is None else min(first, needed)
         except NoSpace as exc:
             core.disk_full(exc)  # the old one stays, and with it what follows from it
+
+    def refused_content(self, node: Inode, flight: Flight) -> None:
+        """The server did not take a flight. What came after it takes its changes along; without such, the
+        file is what the server has again."""
+        content = node.file()
+        after = content.refused(flight)
+        queued = self.core.queue.get(after.opno) if after is not None else None
+        if after is not None and queued is not None and isinstance(queued.op, Content):
+            queued.op = operation(after, queued.op.base, full=True)
+            queued.sources = after.sources
+            kind, ino, _, pieces = self.recorded(queued)
+            self.core.record_if_room(kind, ino, pieces)
+        if not content.unclean:
+            self.core.dirty.pop(node.ino, None)
+            node.settle()
+            self.core.forget_if_unused(node)
 
     def differs(self, op: Op, outcome: Outcome) -> bool:
         """An outcome other than applied: the names and inodes in it are asked for again."""

@@ -69,6 +69,7 @@ class Content:
         "hold",
         "limits",
         "since",
+        "void",
         "window",
         "window_bytes",
         "writers",
@@ -90,6 +91,7 @@ class Content:
         self.window_bytes = 0
         self.append_from: int | None = None
         self.full = False  # the next operation must carry the whole block list
+        self.void = False  # what is here is not what the server has, whatever the content seqs say
         self.hold = False  # truncated and still open for writing: an empty file is not to be published
         self.writers = 0
 
@@ -241,6 +243,25 @@ class Content:
         self.limits = [(pos, size) for pos, size in self.limits if pos >= flight.frozen]
         if not self.needs_log:
             self.first = None
+
+    def refused(self, flight: Flight) -> Flight | None:
+        """The server did not take the flight (always the oldest). Returns the one that takes its changes
+        along, if it was frozen already; changes since go with the next. Without either they are given up:
+        what the server has has to be asked for (`void`)."""
+        self.flights.remove(flight)
+        if self.flights:
+            after = self.flights[0]
+            after.full = True
+            after.sources = [*flight.sources, *after.sources]
+            return after
+        if self.window:
+            self.frozen = self.acked
+            return None
+        self.extents = Extents()
+        self.limits = []
+        self.first = None
+        self.void = True
+        return None
 
     # reads -------------------------------------------------------------------------------------------
     def shown(self, index: int) -> Parts:

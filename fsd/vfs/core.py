@@ -248,8 +248,9 @@ class Core:
                     waiting.flights.add(new.key)
 
     def demanded(self) -> int:
-        """The newest operation number somebody waits for; 0: none."""
-        return max((w.opno for w in self.commit_wants if not w.want.finished), default=0)
+        """The newest operation number somebody waits for; 0: none. Who waits for blocks to be made gets
+        everything in one request when they are."""
+        return max((w.opno for w in self.commit_wants if not w.want.finished and not w.flights), default=0)
 
     def check_wants(self) -> None:
         """End what has been reached."""

@@ -46,6 +46,9 @@ class FileCalls(NameCalls):
         if truncate and node.size > 0:
             self.truncate(node, 0)
             node.file().hold = True
+        elif truncate:
+            # Nothing to cut, but `> stamp` makes it new, also for whom compares times.
+            self.set_attributes(node, mtime=self.core.stamp())
         return self.opened(node, flags)
 
     def opened(self, node: Inode, flags: int) -> int:
@@ -230,7 +233,8 @@ class FileCalls(NameCalls):
             self.truncate(node, size)
             if size == 0 and had > 0 and node.file().writers:
                 node.file().hold = True
-        if any(field is not None for field in (mode, uid, gid, atime, mtime)):
+        if size is None or any(field is not None for field in (mode, uid, gid, atime, mtime)):
+            # Of nothing at all, as chown(-1, -1) is: it moves ctime alone.
             self.set_attributes(node, mode, uid, gid, atime, mtime)
         return node
 

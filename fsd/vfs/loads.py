@@ -303,6 +303,7 @@ class Loader:
             if self.watch:
                 self.fresh[parent.ino, name] = now
             keep = name in parent.names_pending or (parent.ino, name) in own_names
+            before = parent.entries.get(name)
             if entry is not None:
                 attr = core.local_attr(entry.attr)
                 if not keep:
@@ -312,6 +313,8 @@ class Loader:
                     core.nodes.enter(parent, name, attr.ino)
             elif not keep:
                 parent.entries[name] = None
+            if before is not None and parent.entries[name] != before:
+                core.unused[before] = None
             if not keep and (parent.ino, name) not in foreign_names:
                 parent.names_stale.discard(name)
 

@@ -366,11 +366,11 @@ class NameCalls(Calls):
     def set_attributes(
         self,
         node: Inode,
-        mode: int | None,
-        uid: int | None,
-        gid: int | None,
-        atime: int | None,
-        mtime: int | None,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime: int | None = None,
+        mtime: int | None = None,
     ) -> None:
         """Everything of setattr but the size."""
         core = self.core

@@ -101,7 +101,7 @@ class Inode:
         self.seen = seen
         self.stale = False
         self.stamp += 1
-        if self.content is not None and self.content.cseq != attr.cseq:
+        if self.content is not None and (self.content.void or self.content.cseq != attr.cseq):
             writers = self.content.writers
             self.content = self._fresh_content()
             self.content.writers = writers
@@ -123,7 +123,7 @@ class Inode:
         content = self.content
         if content is None or self.handles or content.unclean:
             return
-        if content.base is not None:
+        if content.base is not None and not content.void:
             self.parts = encode_parts(content.base.get(0, ()))
         self.cseq = content.cseq
         self.content = None

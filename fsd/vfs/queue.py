@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -94,10 +94,12 @@ class CommitQueue:
         """What is queued for an inode, in order."""
         return [self._ops[opno] for opno in sorted(self._by_ino.get(ino, ()))]
 
-    def last(self, ino: int) -> Queued | None:
-        """The newest operation queued for an inode."""
-        mine = self._by_ino.get(ino)
-        return self._ops[next(reversed(mine))] if mine else None
+    def last(self, ino: int, but: Collection[int] = ()) -> Queued | None:
+        """The newest operation queued for an inode, apart from the numbers in `but`."""
+        for opno in reversed(self._by_ino.get(ino, {})):
+            if opno not in but:
+                return self._ops[opno]
+        return None
 
     def cancellable(self, parent: int, name: bytes, ino: int) -> list[int] | None:
         """The operations that vanish when `name`, the only name of `ino`, is removed now: all that ever

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field
 
 from fsd.host.seam import Host
-from fsd.model.ops import CONFLICT, Create, Op, Rename, Setattr
+from fsd.model.ops import CONFLICT, REFUSED, Create, Op, Rename, Setattr
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
 from fsd.vfs.files import TIME
@@ -251,11 +251,21 @@ class Replay:
             if isinstance(op, Create) and outcome is None and op.ino in self.files:
                 past = self.files[op.ino]
                 past.cseq = past.cseq or ack.seq
-            if isinstance(item, Flown):
+            if isinstance(item, Flown) and outcome is not None and outcome.status == REFUSED:
+                self._refused(item)
+            elif isinstance(item, Flown):
                 self._landed(item, ack.seq, kept=outcome is not None and not moved)
             if moved and outcome is not None:
                 self.wire.put(op.ino, outcome.ino)
         self.acked = max(self.acked, ack.acked)
+
+    def _refused(self, item: Flown) -> None:
+        """What came after it takes its changes along; without such they are in `refused/` alone."""
+        past = self.files.get(item.op.ino)
+        if past is None:
+            return
+        if not self.contents(item.op.ino) and all(event.pos < item.frozen for event in past.changes):
+            past.changes = []
 
     def _landed(self, item: Flown, seq: int, *, kept: bool) -> None:
         past = self.files.get(item.op.ino)
