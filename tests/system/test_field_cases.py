@@ -211,8 +211,8 @@ def test_case_7_no_number_of_failures_gives_up_an_upload(case: Case) -> None:
     """Longer than every time-out: status lists it all the time, and it arrives."""
     box = case.box("--io-timeout", "1s")
     case.proxy.always(HTML_502)
-    told = big(box.mountpoint / "a", 3 * MIB)
-    until = time.monotonic() + 5
+    told = big(box.mountpoint / "a", MIB)
+    until = time.monotonic() + 3
     while time.monotonic() < until:
         assert box.status()["pending"]["files"] == 1
     with open(box.mountpoint / "a", "rb") as file, pytest.raises(OSError, match="Input/output error"):
@@ -265,7 +265,7 @@ def test_case_9_answers_that_are_none_do_not_end_the_daemon(case: Case) -> None:
     told = {}
     for number, fault in enumerate((HTML_502, HTML_502_AFTER, EMPTY_200, EMPTY_200_AFTER, truncate(40))):
         case.proxy.always(fault)
-        told[f"f{number}"] = big(box.mountpoint / f"f{number}", 2 * MIB)
+        told[f"f{number}"] = big(box.mountpoint / f"f{number}", MIB)
         case.proxy.reset_counts()
         wait_for(lambda: case.proxy.count("commits") + case.proxy.count("packs") > 1, 10, "tries")
         assert alive(daemon)
@@ -312,7 +312,7 @@ def test_case_14_readers_go_on_after_an_outage(case: Case) -> None:
     try:
         wait_for(lambda: min(turns) > 5, 20, "the readers to read")
         case.proxy.refuse()
-        stop.wait(5)
+        stop.wait(4)
         before = list(turns)
         case.proxy.accept()
         wait_for(lambda: all(now > then for now, then in zip(turns, before)), 10, "all 16 to go on")
