@@ -32,7 +32,7 @@ from fsd.server.tree_json import (
     read_revision,
     stat_object,
 )
-from fsd.service.access import FsRef
+from fsd.service.access import FsRef, Grant, hold
 from fsd.service.idempotency import Answer, Call
 from fsd.service.paths import Done, Paths, Plan
 from fsd.service.tree import seq_of
@@ -44,13 +44,15 @@ Body = Mapping[str, Any]
 Planner = Callable[[Paths, Tx, FsRef, Body], Plan]
 
 
-def change(ctx: Context, fs: FsRef, call: Call | None, effect: Callable[[Tx], tuple[Answer, Done]]) -> Answer:
+def change(
+    ctx: Context, fs: FsRef, who: Grant, call: Call | None, effect: Callable[[Tx], tuple[Answer, Done]]
+) -> Answer:
     """One transaction under the filesystem's lock, with its idempotency key; then the feed is woken."""
     made: list[Done] = []
 
     def run(tx: Tx) -> Answer:
         made.clear()
-        tx.lock_fs(fs.id)
+        hold(tx, fs, who)
 
         def once(inner: Tx) -> Answer:
             answer, done = effect(inner)
@@ -89,7 +91,7 @@ async def act(request: Request) -> Response:
             done = ctx.service.paths.execute(tx, fs, planner(ctx.service.paths, tx, fs, body))
             return to_answer(_done(name, done)), done
 
-        return change(ctx, fs, call, effect)
+        return change(ctx, fs, who, call, effect)
 
     return send(await ctx.run(work))
 

@@ -27,9 +27,9 @@ from fsd.server.context import (
     whole,
 )
 from fsd.server.route import RouteDef, route
-from fsd.service.access import ADMIN, FsRef
+from fsd.service.access import ACTIVE, ADMIN, DISABLED, FsRef
 from fsd.service.idempotency import Answer
-from fsd.service.tokens import ACTIVE, DISABLED, PAGE_MAX
+from fsd.service.tokens import PAGE_MAX
 
 BASE = "/v1/file-systems"
 ONE = BASE + "/{id}"

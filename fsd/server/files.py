@@ -386,7 +386,13 @@ def _finish_put(
     folded: Folded | None = None
     for _ in range(FOLDS_MAX):
         try:
-            return change(ctx, fs, call, lambda tx, f=folded: _put_answer(ctx, tx, fs, put, content, f))  # type: ignore[misc]
+            return change(
+                ctx,
+                fs,
+                who,
+                call,
+                lambda tx, f=folded: _put_answer(ctx, tx, fs, put, content, f),  # type: ignore[misc]
+            )
         except FoldNeeded as needed:
             folded = fold(ctx.service.packs, fs, needed)
     raise InternalError("the file is being appended to by others all the time", hint="try again")

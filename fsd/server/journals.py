@@ -63,7 +63,7 @@ async def create(request: Request) -> Response:
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
-        made, new = service.journals.create(tx, fs, journal_id, envelope)
+        made, new = service.journals.create(tx, fs, journal_id, envelope, who)
         return to_answer(made, 201 if new else 200)
 
     return send(await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))))

@@ -89,7 +89,7 @@ async def start_session(request: Request) -> Response:
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
-        return to_answer(_started(service.sessions.begin(tx, fs, info)), 201)
+        return to_answer(_started(service.sessions.begin(tx, fs, info, who)), 201)
 
     return send(await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))))
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from fsd.meta.database import Tx
-from fsd.model.errors import NotFound
+from fsd.model.errors import NotAuthenticated, NotFound
 
 ADMIN: Final = "admin"
+ACTIVE: Final = "active"
+DISABLED: Final = "disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,26 @@ def no_file_system(name: str) -> NotFound:
     return NotFound(f"no filesystem {name[:64]}", hint="check its id, and that the token belongs to it")
 
 
-def hold(tx: Tx, fs: FsRef) -> tuple[int, int]:
+def hold(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
     """Lock the filesystem's row: its seq and newest pinned seq. What writes rows of a filesystem begins with
-    it, so that none is left behind by a request that a deletion overtook. Raises `NotFound` when it is not
-    there (any more)."""
+    it, so that none is left behind by a request that a deletion overtook, and with `who` asks for it, so that
+    nothing becomes durable after the revocation of that token was answered: both hold this lock.
+
+    Raises `NotFound` when the filesystem is not there (any more), `NotAuthenticated` when the token is not.
+    """
     tx.lock_fs(fs.id)
     row = tx.one("SELECT seq, pinned FROM fs WHERE id=? AND status='active'", (fs.id,))
     if row is None:
         raise no_file_system(fs.name)
+    if who is not None and who.kind != ADMIN:
+        token = tx.one("SELECT status FROM token WHERE id=? AND fs=?", (who.token_id, fs.id))
+        check_status(who.token_id, None if token is None else token[0])
     return int(row[0]), int(row[1])
+
+
+def check_status(token_id: str, status: str | None) -> None:
+    """Raises `NotAuthenticated` unless the token exists (None: it does not) and is active."""
+    if status is None:
+        raise NotAuthenticated("the token is unknown here: wrong, truncated or deleted")
+    if status != ACTIVE:
+        raise NotAuthenticated(f"the token {token_id} is disabled")

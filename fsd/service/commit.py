@@ -96,12 +96,13 @@ class Commits:
 
     def commit(self, fs: FsRef, commit: Commit, who: Grant) -> CommitAnswer:
         """Apply a session's commit; see `CommitAnswer`. Raises `SessionForked`, `SessionUnknown`,
-        `UsageError`, `DamagedBody` (a blob's bytes), `NotFound`, and what the database raises."""
+        `UsageError`, `DamagedBody` (a blob's bytes), `NotFound`, `NotAuthenticated` (the token was revoked
+        meanwhile), and what the database raises."""
         work = self._work(fs, commit)
         folding = _Folding(self._packs, fs, commit.blobs)
 
         def run(tx: Tx) -> tuple[CommitAnswer, bool]:
-            return self._commit(tx, fs, work, folding)
+            return self._commit(tx, fs, work, folding, who)
 
         with self._packs.landing(fs.name, work.prepared):
             while True:
@@ -126,8 +127,10 @@ class Commits:
         prepared = self._packs.prepare(fs.id, fs.name, commit.blobs) if commit.blobs else None
         return _Work(commit, ops, named, refused, digests, prepared)
 
-    def _commit(self, tx: Tx, fs: FsRef, work: _Work, folding: _Folding) -> tuple[CommitAnswer, bool]:
-        state = lock(tx, fs)
+    def _commit(
+        self, tx: Tx, fs: FsRef, work: _Work, folding: _Folding, who: Grant
+    ) -> tuple[CommitAnswer, bool]:
+        state = lock(tx, fs, who)
         commit = work.commit
         session = self._sessions.load(tx, fs, commit.session)
         if session.prev_ticket and (commit.ticket, commit.digest) == (
@@ -345,9 +348,9 @@ class _Folding:
             packs.insert(tx, prepared)
 
 
-def lock(tx: Tx, fs: FsRef) -> FsState:
+def lock(tx: Tx, fs: FsRef, who: Grant | None = None) -> FsState:
     """`access.hold`, with names."""
-    return FsState(*hold(tx, fs))
+    return FsState(*hold(tx, fs, who))
 
 
 def examine(ops: Sequence[Op]) -> tuple[dict[int, set[bytes]], dict[int, Outcome]]:

@@ -56,11 +56,11 @@ class Journals:
         self._host = host
 
     def create(
-        self, tx: Tx, fs: FsRef, journal_id: str | None, envelope: Envelope
+        self, tx: Tx, fs: FsRef, journal_id: str | None, envelope: Envelope, who: Grant
     ) -> tuple[dict[str, Any], bool]:
         """The journal, and whether it is new. The same id with an equal envelope is the same journal; with
         another raises `Conflict`."""
-        hold(tx, fs)
+        hold(tx, fs, who)
         if journal_id is None:
             journal_id = new_id(self._host, "jrn_")
         else:
@@ -144,7 +144,7 @@ class Journals:
     def _append(
         self, tx: Tx, fs: FsRef, journal_id: str, append: Append, digest: bytes, who: Grant
     ) -> dict[str, Any]:
-        fs_seq, _ = hold(tx, fs)
+        fs_seq, _ = hold(tx, fs, who)
         row = self._need(tx, fs, journal_id)
         if append.key:
             kept = self._kept(tx, fs, journal_id, append.key, digest)

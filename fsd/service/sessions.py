@@ -15,7 +15,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import NoSpace, SessionUnknown, UsageError
 from fsd.model.limits import LIST_PAGE_MAX, SESSION_BITS
-from fsd.service.access import FsRef, hold
+from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 
 LOST_AFTER: Final = 90.0  # seconds without a sign of life: three long polls
 SEEN_EVERY: Final = 10.0  # a sign of life is written at most so often
@@ -72,18 +72,18 @@ class Sessions:
         self._db = db
         self._host = host
 
-    def start(self, fs: FsRef, info: SessionInfo) -> SessionStart:
+    def start(self, fs: FsRef, info: SessionInfo, who: Grant = ADMIN_GRANT) -> SessionStart:
         """Open a session. Raises `UsageError` for texts too long, `NoSpace` after 2^23 sessions."""
-        return self._db.write(lambda tx: self.begin(tx, fs, info))
+        return self._db.write(lambda tx: self.begin(tx, fs, info, who))
 
-    def begin(self, tx: Tx, fs: FsRef, info: SessionInfo) -> SessionStart:
+    def begin(self, tx: Tx, fs: FsRef, info: SessionInfo, who: Grant) -> SessionStart:
         """As `start`, in the caller's transaction."""
         for text in (info.mount_id, info.host, info.path, info.remote_path, info.version):
             if len(text) > _TEXT_MAX or "\0" in text:
                 raise UsageError("a session's texts have at most 4096 characters and no NUL")
         ticket = self._host.token_bytes(TICKET)
         now = self._host.wall_ns()
-        seq, _ = hold(tx, fs)
+        seq, _ = hold(tx, fs, who)
         previous = tx.one(
             f"SELECT {_SHOWN} FROM session WHERE fs=? AND mount_id=? ORDER BY id DESC LIMIT 1",
             (fs.id, info.mount_id),

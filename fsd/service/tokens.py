@@ -18,11 +18,9 @@ from fsd.model.errors import Conflict, NotAuthenticated, NotFound, UsageError
 from fsd.model.limits import TOKEN_LABEL_MAX
 from fsd.model.times import NS, rfc3339
 from fsd.model.token import Token, parse, secret_hash
-from fsd.service.access import FsRef, Grant, hold, no_file_system
+from fsd.service.access import ACTIVE, FsRef, Grant, check_status, hold, no_file_system
 from fsd.service.text import check_line, new_id
 
-ACTIVE: Final = "active"
-DISABLED: Final = "disabled"
 TTL_MAX_S: Final = 100 * 366 * 86_400
 PAGE_MAX: Final = 200
 _COLUMNS: Final = "id, name, kind, status, issued, expires"
@@ -66,10 +64,10 @@ class Tokens:
             )
         )
         if row is None:
-            raise NotAuthenticated("the token is unknown here: wrong, truncated or deleted")
+            check_status("", None)
+        assert row is not None, "check_status raises"
         token_id, name, kind, status, expires, fs_id, own_name, fs_status = row
-        if status != ACTIVE:
-            raise NotAuthenticated(f"the token {token_id} is disabled")
+        check_status(token_id, status)
         if expires is not None and expires <= now:
             raise NotAuthenticated(f"the token {token_id} expired at {rfc3339(expires)}")
         if fs_status != "active" or fs_name not in (None, own_name):
@@ -116,6 +114,7 @@ class Tokens:
 
     def set_status(self, tx: Tx, fs: FsRef, token_id: str, status: str) -> dict[str, Any]:
         """Enable or disable; the same again is no error. Raises `NotFound`."""
+        hold(tx, fs)
         touched = tx.execute("UPDATE token SET status = ? WHERE fs = ? AND id = ?", (status, fs.id, token_id))
         if not touched:
             raise NotFound(f"no token {token_id} of this file system")
@@ -123,6 +122,7 @@ class Tokens:
 
     def delete(self, tx: Tx, fs: FsRef, token_id: str) -> dict[str, Any]:
         """Raises `NotFound`."""
+        hold(tx, fs)
         if not tx.execute("DELETE FROM token WHERE fs = ? AND id = ?", (fs.id, token_id)):
             raise NotFound(f"no token {token_id} of this file system")
         return {"file_system_id": fs.name, "token_id": token_id, "status": "deleted"}

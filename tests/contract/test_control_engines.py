@@ -19,11 +19,13 @@ from support.wait import wait_for
 
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
+from fsd.model.attrs import ROOT_INO, make_ino
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound, UsageError
 from fsd.model.limits import IDEMPOTENCY_KEEP, PACK_INLINE_MAX
+from fsd.model.ops import CREATE, Create
 from fsd.server.app import _heads
 from fsd.service import evidence, filesystems
-from fsd.service.access import FsRef, Grant
+from fsd.service.access import DISABLED, FsRef, Grant, hold
 from fsd.service.entries import Envelope, check_entries
 from fsd.service.evidence import Search
 from fsd.service.idempotency import Answer, Call
@@ -34,7 +36,7 @@ from fsd.wire.frame import Blob, make_blob
 from fsd.wire.messages import make_commit
 from fsd.wire.strictjson import dumps, loads
 
-WHO = Grant("tok_x", "worker", "owner")
+WHO = Grant("admin", "worker", "admin")
 ENVELOPE = Envelope("agent", "t", "agent:w", (("k", "v"),))
 
 
@@ -76,7 +78,7 @@ def create(service: Service, name: str = "x") -> tuple[FsRef, str]:
 
 
 def new_journal(service: Service, fs: FsRef, name: str = "j") -> None:
-    service.db.write(lambda tx: service.journals.create(tx, fs, name, ENVELOPE))
+    service.db.write(lambda tx: service.journals.create(tx, fs, name, ENVELOPE, WHO))
 
 
 def append(service: Service, fs: FsRef, text: str, key: str = "", name: str = "j") -> dict[str, Any]:
@@ -176,6 +178,35 @@ def test_packs_that_a_fork_reads_outlive_their_filesystem(service: Service) -> N
         service.filesystems.get(parent.name)
 
 
+@pytest.mark.parametrize("how", ["disabled", "deleted"])
+def test_nothing_is_durable_after_a_revocation(service: Service, how: str) -> None:
+    """The requests were authenticated before it and waited for their turn since."""
+    fs, token = create(service)
+    _, who = service.tokens.authenticate(token, fs.name)
+    new_journal(service, fs)
+    info = SessionInfo("m", "h", "/m", "/", False, "1")
+    began = service.sessions.start(fs, info, who)
+    made = Create(1, CREATE, ROOT_INO, b"f", make_ino(began.session, 1), 0o100644, 0, 0, 0, None, 1)
+    commit = make_commit(began.session, began.ticket, [made], (0, 0, 0), [])
+    entries = check_entries(loads('[{"type":"a"}]', "entries", exact=True))
+    if how == "disabled":
+        service.db.write(lambda tx: service.tokens.set_status(tx, fs, who.token_id, DISABLED))
+    else:
+        service.db.write(lambda tx: service.tokens.delete(tx, fs, who.token_id))
+    late: list[Callable[[], object]] = [
+        lambda: service.commits.commit(fs, commit, who),
+        lambda: service.journals.append(fs, "j", Append(entries, "", None, False), who),
+        lambda: service.db.write(lambda tx: service.journals.create(tx, fs, "k", ENVELOPE, who)),
+        lambda: service.sessions.start(fs, info, who),
+        lambda: service.db.write(lambda tx: hold(tx, fs, who)),
+    ]
+    for request in late:
+        with pytest.raises(NotAuthenticated):
+            request()
+    assert service.feed.head(fs) == 0 and service.journals.head_seq(fs, "j") == 0
+    assert len(service.sessions.list(fs, 9)) == 1
+
+
 def test_a_token_of_another_admin_key_is_not_shown_wrong(service: Service) -> None:
     """Its answer was kept under an idempotency key; another replica is asked for it again."""
     made = service.db.write(lambda tx: service.filesystems.create(tx, "x", []))
@@ -223,7 +254,7 @@ def test_filters_look_at_a_bounded_number_of_rows(service: Service, monkeypatch:
     for number in range(11):
         envelope = rare if number in (5, 9, 10) else ENVELOPE
         service.db.write(
-            lambda tx, n=number, e=envelope: service.journals.create(tx, fs, f"j{n:02d}", e)  # type: ignore[misc]
+            lambda tx, n=number, e=envelope: service.journals.create(tx, fs, f"j{n:02d}", e, WHO)  # type: ignore[misc]
         )
         append(service, fs, '[{"type":"a"}]', name=f"j{number:02d}")
         create(service, "many" if number == 9 else "x")

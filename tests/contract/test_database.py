@@ -11,6 +11,7 @@ from support.postgres import PostgresServer
 from support.wait import wait_for
 
 from fsd.host.seam import Host
+from fsd.meta import group
 from fsd.meta.database import Database, Tx, open_database, take_numbers
 from fsd.meta.schema import FORMAT
 from fsd.meta.sql import IN_MAX, MAX, chunks, in_list, values_list
@@ -205,8 +206,9 @@ def test_many_writers_lose_nothing_and_the_failing_ones_fail_alone(db: Database)
     assert value(db, "sum") == threads * each
 
 
-def test_waiting_writes_share_a_transaction(db: Database) -> None:
+def test_waiting_writes_share_a_transaction(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """While all leaders are held, writes queue; they are then committed in fewer transactions."""
+    monkeypatch.setattr(group, "DB_GROUP_TIME", 60.0)
     leaders = DB_WRITERS_MAX if db.engine == "postgresql" else 1
     release = threading.Event()
     started = threading.Semaphore(0)
