@@ -31,6 +31,11 @@ READDIR_PAGE = 256
 _XATTR_CLASSES = (b"user", b"trusted", b"security")
 
 
+def _groups(ctx: RequestContext) -> set[int]:
+    """All groups of the caller. It waits for our answer, so it is there to be asked about."""
+    return {ctx.gid, *pyfuse3.get_sup_groups(ctx.pid)}
+
+
 def translated(exc: Exception, what: str) -> FUSEError:
     """The errno `exc` is told with. Unexpected ones are logged with their traceback."""
     if isinstance(exc, FUSEError):
@@ -211,7 +216,7 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
-        fh = self._volume.open(self._ino(nodeid), flags)
+        fh = self._volume.open(self._ino(nodeid), flags, ctx.uid, functools.partial(_groups, ctx))
         self._openers[fh] = ctx.pid
         return FileInfo(fh=fh)
 

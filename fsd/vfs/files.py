@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import struct
+from collections.abc import Callable, Collection
 from typing import Final, NoReturn
 
 from fsd.model.blocks import Parts, pieces
@@ -22,6 +24,17 @@ TIME: Final = struct.Struct(">QB")  # time of the change, 1 for an append
 SYNC_FLAGS: Final = os.O_SYNC | os.O_DSYNC
 
 
+def set_id_bits(node: Inode, uid: int, groups: Callable[[], Collection[int]]) -> int:
+    """What a change of the content by this user takes away from the mode. The set-group-ID bit without
+    the group's right to execute means nothing, and a member of the group may keep it."""
+    if uid == 0:
+        return 0
+    taken = node.mode & stat.S_ISUID
+    if node.mode & stat.S_ISGID and (node.mode & stat.S_IXGRP or node.gid not in groups()):
+        taken |= stat.S_ISGID
+    return taken
+
+
 class FileCalls(NameCalls):
     """See the module."""
 
@@ -33,8 +46,14 @@ class FileCalls(NameCalls):
         node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid)
         return node, self.opened(node, flags)
 
-    def open(self, ino: int, flags: int) -> int:
-        """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered."""
+    def open(
+        self, ino: int, flags: int, uid: int = 0, groups: Callable[[], Collection[int]] = frozenset
+    ) -> int:
+        """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered.
+
+        `uid` and `groups` are the caller's: to truncate by O_TRUNC takes the set-id bits away from a file,
+        which the kernel leaves to us, unlike for write and truncate.
+        """
         node = self.current(self.core.nodes.get(ino))
         if node.is_dir:
             raise PosixError(errno.EISDIR, "it is a directory")
@@ -43,13 +62,21 @@ class FileCalls(NameCalls):
         truncate = bool(flags & os.O_TRUNC) and node.is_file
         if node.is_file and not truncate:
             self.know_blocks(node)
-        if truncate and node.size > 0:
+        if truncate:
+            self.emptied(node, set_id_bits(node, uid, groups))
+        return self.opened(node, flags)
+
+    def emptied(self, node: Inode, taken: int) -> None:
+        """O_TRUNC; `taken` bits go from the mode."""
+        time = None
+        if node.size > 0:
             self.truncate(node, 0)
             node.file().hold = True
-        elif truncate:
+        else:
             # Nothing to cut, but `> stamp` makes it new, also for whom compares times.
-            self.set_attributes(node, mtime=self.core.stamp())
-        return self.opened(node, flags)
+            time = self.core.stamp()
+        if taken or time is not None:
+            self.set_attributes(node, mode=node.mode & ~taken if taken else None, mtime=time)
 
     def opened(self, node: Inode, flags: int) -> int:
         fh = self.new_handle(node, flags)

@@ -1,0 +1,159 @@
+"""The mount against a local directory: the same random operations, the same results, errnos and trees."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.differential import Maker, Pair, Step, differences, identities, shortest, tree
+from support.sandbox import Sandbox
+from support.server import Server
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+ALICE = 1 if os.geteuid() == 0 else 0
+
+
+class Bench:
+    """A mount and a local directory, in which pairs of directories are made for each sequence."""
+
+    def __init__(self, server: Server, base: Path) -> None:
+        self.fs, self.base = server.create(), base
+        self.local = base / "local"
+        self.local.mkdir()
+        self.boxes: list[Sandbox] = []
+        self.box = self.new_box()
+        self.made = 0
+        self.local.chmod(0o755)
+        self.box.mountpoint.chmod(0o755)
+
+    def new_box(self) -> Sandbox:
+        box = Sandbox(self.base / f"b{len(self.boxes)}", self.fs)
+        self.boxes.append(box)
+        box.mount()
+        return box
+
+    def play(self, steps: Sequence[Step]) -> None:
+        """Both in directories of their own; raises AssertionError at the first difference."""
+        self.made += 1
+        here, there = self.local / str(self.made), self.box.mountpoint / str(self.made)
+        pair = Pair(here, there)
+        try:
+            pair.play(steps)
+        finally:
+            pair.close()
+        found = differences(tree(here), tree(there))
+        assert not found, f"the trees differ: {found}"
+
+    def fails(self, steps: Sequence[Step]) -> bool:
+        try:
+            self.play(steps)
+        except AssertionError:
+            return True
+        return False
+
+    def random(self, seed: int, count: int) -> None:
+        """A sequence from `seed`. When it fails, what of it fails already."""
+        steps = Maker(seed, len(identities())).steps(count)
+        try:
+            self.play(steps)
+        except AssertionError as exc:
+            less = "\n".join(map(repr, shortest(steps, self.fails)))
+            raise AssertionError(f"seed {seed}, {count} steps: {exc}\nshortest:\n{less}") from exc
+
+    def killed(self) -> None:
+        """SIGKILL of the daemon, and the same place mounted again."""
+        self.box.kill()
+        self.box.detach()
+        self.box.mount()
+
+    def same_everywhere(self) -> None:
+        """What is mounted is what the local directory has: here, on a second mount, after a kill of the
+        daemon, and after the sandbox is gone. Times and inode numbers are those of before."""
+        whole = tree(self.box.mountpoint, exact=True)
+        self.box.drain()
+        second = self.new_box()
+        assert not differences(whole, tree(second.mountpoint, exact=True))
+        second.unmount()
+        self.killed()
+        assert not differences(whole, tree(self.box.mountpoint, exact=True))
+        assert not differences(tree(self.local), tree(self.box.mountpoint))
+        self.box.unmount()
+        self.box.lose()
+        self.box = self.new_box()
+        assert not differences(whole, tree(self.box.mountpoint, exact=True))
+
+    def close(self) -> None:
+        for box in self.boxes:
+            box.close()
+
+
+@pytest.fixture
+def bench(shared_server: Server, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(shared_server, tmp_path)
+    yield made
+    made.close()
+
+
+def test_random_operations(bench: Bench) -> None:
+    """Several sequences; after them the whole of it again in other places."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    for number in range(8):
+        bench.random(seed + number, 150)
+    bench.same_everywhere()
+
+
+def test_killed_with_everything_acknowledged(bench: Bench) -> None:
+    """SIGKILL of the daemon right behind the last answer, nothing drained: all of it is there."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    for number in range(3):
+        bench.random(seed + number, 120)
+        whole = tree(bench.box.mountpoint, exact=True)
+        bench.killed()
+        assert not differences(whole, tree(bench.box.mountpoint, exact=True))
+        assert not differences(tree(bench.local), tree(bench.box.mountpoint))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_many_random_operations(bench: Bench) -> None:
+    """Longer sequences and more of them."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    for turn in range(8):
+        for number in range(25):
+            bench.random(seed + turn * 25 + number, 300)
+        bench.same_everywhere()
+
+
+# Found by sequences like those above.
+
+
+def test_opening_an_empty_file_with_truncation_makes_it_new(bench: Bench) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    bench.play([(0, ("open", b"stamp", flags, 0o666, 1)), (0, ("open", b"stamp", flags, 0o666, 2))])
+    bench.play([(0, ("open", b"stamp", flags, 0o666, 1)), (0, ("open", b"stamp", os.O_TRUNC, 0o666, 2))])
+
+
+def test_changing_the_owner_to_nobody_else_moves_ctime(bench: Bench) -> None:
+    bench.play([(0, ("mkdir", b"d", 0o755)), (0, ("chown", b"d", -1, -1, True))])
+
+
+@pytest.mark.parametrize("mode", [0o6755, 0o2745, 0o2755, 0o4600, 0o755])
+@pytest.mark.parametrize("data", [0, 100])
+def test_opening_with_truncation_takes_the_set_id_bits(bench: Bench, mode: int, data: int) -> None:
+    """Of an empty file and of another; root keeps them."""
+    for who in {ALICE, 0}:
+        bench.play(
+            [
+                (who, ("open", b"f", os.O_WRONLY | os.O_CREAT, 0o600, 1)),
+                (who, ("write_on", 1, 7, data)),
+                (who, ("fchmod", 1, mode)),
+                (who, ("open", b"f", os.O_RDWR | os.O_TRUNC, 0o666, 2)),
+                (who, ("fstat", 1)),
+            ]
+        )
