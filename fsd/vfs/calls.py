@@ -12,12 +12,15 @@ from fsd.model.errors import FsdError, NoSpace, PosixError
 from fsd.model.limits import NS_BATCH_MAX
 from fsd.model.ops import Op
 from fsd.vfs.commit import Committer
+from fsd.vfs.compact import compact
 from fsd.vfs.core import Core
 from fsd.vfs.loads import Loader
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
 
 FLUSH_AT: Final = 0.75  # of the buffer: flush without waiting for age
+ROUND_PAUSE: Final = 0.05  # seconds between flushes because of it
+DISK_AGAIN: Final = 1.0  # seconds until a write on a full disk is tried again though nothing was freed
 SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is silent
 
 
@@ -49,6 +52,11 @@ class Calls:
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
+        self.round_at = 0.0
+        self.disk_wants: list[Want] = []  # for room on the disk itself
+        self.disk_since: float | None = None  # nothing could be written since
+        self.disk_again = 0.0
+        self.disk_freed = 0
         self.limit = core.capacity()
 
     # nodes -------------------------------------------------------------------------------------------
@@ -117,25 +125,29 @@ class Calls:
         used = self.core.log.used
         if used + length <= self.limit * FLUSH_AT:
             return
-        if self.flusher.round_until is None:
-            self.flusher.start_round(self.core.now(), everything=used + length > self.limit)
-        if used + length > self.limit:
-            raise Park(self.space_want(length))
+        over = used + length > self.limit
+        if over or self.core.now() >= self.round_at:
+            # While nothing can be sent each call comes here: a round looks at every changed file.
+            self.round_at = self.core.now() + ROUND_PAUSE
+            if over or self.flusher.round_until is None:
+                self.flusher.start_round(self.core.now(), everything=over)
+            compact(self.core)
+        if over:
+            want = self.space_want()
+            self.space_wants.append((length, want))
+            raise Park(want)
 
-    def space_want(self, length: int = 0) -> Want:
-        """Ends when the log has room for `length` bytes; with ENOSPC when that takes too long."""
+    def space_want(self) -> Want:
+        """For room in the log: ends with ENOSPC when that takes too long."""
         want = self.core.want("room in the local log")
         want.late = NoSpace(
             f"the log under {self.core.options.state_dir} is full and cannot be sent",
             hint="restore the connection, free disk space there, or raise --buffer-size",
         )
-        self.space_wants.append((length, want))
         return want
 
     def freed(self) -> None:
         """Log space may have been freed: let those it suffices for try again, the first first."""
-        if not self.space_wants:
-            return
         room = self.limit - self.core.log.used
         left = []
         for length, want in self.space_wants:
@@ -145,6 +157,26 @@ class Calls:
             elif not want.finished:
                 left.append((length, want))
         self.space_wants = left
+        if left:
+            compact(self.core)
+        if self.disk_wants and (self.core.log.freed != self.disk_freed or self.core.now() >= self.disk_again):
+            for want in self.disk_wants:
+                want.end()
+            self.disk_wants = []
+
+    def disk_want(self) -> Want:
+        """Ends when log space was freed and after a while, for another try: others may free the disk. The
+        time-out runs from the first try that failed."""
+        core = self.core
+        now = core.now()
+        if self.disk_since is None:
+            self.disk_since = now
+        want = self.space_want()
+        if want.deadline is not None:
+            want.deadline = self.disk_since + core.options.io_timeout
+        self.disk_wants.append(want)
+        self.disk_again, self.disk_freed = now + DISK_AGAIN, core.log.freed
+        return want
 
     def do(self, op: Op, *, drops: Inode | None = None) -> None:
         """Log and queue an operation on inodes that are in memory; `drops` loses a name with it."""

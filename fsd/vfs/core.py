@@ -16,7 +16,7 @@ from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import FsdError, NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.content import Flight
-from fsd.vfs.log import STATE, Log, SyncJob
+from fsd.vfs.log import DROP, STATE, Log, SyncJob
 from fsd.vfs.node import Inode, Nodes
 from fsd.vfs.queue import CommitQueue
 from fsd.vfs.records import FORMAT, State, packb
@@ -66,6 +66,8 @@ class Core:
         self.invalidations: list[Invalidation] = []
         self.unused: dict[int, None] = {}  # perhaps needed by nobody since their last operation was told
         self.orphans: dict[int, None] = {}  # no name left, still open
+        # Closed without a name, and the log does not say so yet (full disk): their oldest record.
+        self.undropped: dict[int, int] = {}
         self.reason = ""  # why the last attempt to send failed
         self.no_space: NoSpace | None = None  # the last time the disk under the log was full
         self.down = False  # the last question or commit found no server
@@ -157,18 +159,26 @@ class Core:
             self.disk_full(exc)
             return None
 
-    def needed(self) -> int:
-        """The oldest log position anything still needs."""
+    def needed(self, *, orphans: bool = True) -> int:
+        """The oldest log position anything still needs; without `orphans` what has a name."""
         oldest = self.log.tail
         head = self.queue.oldest()
         if head is not None:
             oldest = min(oldest, head)
-        for ino in (*self.dirty, *self.orphans):
+        for ino in (*self.dirty, *self.orphans) if orphans else self.dirty:
             node = self.nodes.by_ino.get(ino)
             content = node.content if node is not None else None
             if content is not None and content.first is not None:
                 oldest = min(oldest, content.first)
-        return oldest
+        return min(oldest, *self.undropped.values()) if self.undropped else oldest
+
+    def say_dropped(self) -> None:
+        """A DROP behind the last change of each file that is nobody's any more. What said so before its last
+        changes may be freed while they are still in the log, and a recovery would bring the file back."""
+        for ino in list(self.undropped):
+            if self.record_if_room(DROP, ino, []) is None:
+                return
+            del self.undropped[ino]
 
     def trim(self, renew_at: int | None = None) -> None:
         """Free the segments nothing needs any more. They are deleted when what allows it is durable."""

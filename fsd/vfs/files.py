@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 from collections.abc import Callable, Collection
 from typing import Final, NoReturn
 
@@ -13,14 +12,15 @@ from fsd.model.blocks import Parts, pieces
 from fsd.model.errors import NoSpace, PosixError
 from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
+from fsd.vfs.compact import compact
 from fsd.vfs.content import Content, Flight
 from fsd.vfs.loads import READ_AHEAD
-from fsd.vfs.log import DROP, TRUNC, WRITE
+from fsd.vfs.log import TRUNC, WRITE
 from fsd.vfs.names import NameCalls
 from fsd.vfs.node import Inode
+from fsd.vfs.records import TIME
 from fsd.vfs.types import Park, Want
 
-TIME: Final = struct.Struct(">QB")  # time of the change, 1 for an append
 SYNC_FLAGS: Final = os.O_SYNC | os.O_DSYNC
 
 
@@ -98,20 +98,12 @@ class FileCalls(NameCalls):
             del self.core.orphans[node.ino]
             if content is not None:
                 content.window = False
-                self.say_dropped(node, content)
+                if content.first is not None:
+                    self.core.undropped[node.ino] = content.first
+                    self.core.say_dropped()
             self.core.trim()
         node.settle()
         self.core.forget_if_unused(node)
-
-    def say_dropped(self, node: Inode, content: Content) -> None:
-        """A DROP behind the last change of a file without a name: the one before its changes may be freed
-        while they are still in the log, and a recovery would bring the file back."""
-        if content.first is None:
-            return
-        try:
-            self.core.record(DROP, node.ino, 0, [])
-        except NoSpace as exc:
-            self.core.disk_full(exc)  # nothing acknowledged depends on it
 
     # reading -----------------------------------------------------------------------------------------
     def read(self, fh: int, offset: int, size: int) -> bytes:
@@ -196,6 +188,7 @@ class FileCalls(NameCalls):
             pos = self.flusher.log_change(node, WRITE, offset, [TIME.pack(time, append), data], spare=False)
         except NoSpace:
             self.out_of_space()
+        self.disk_since = None
         pos += TIME.size
         content.wrote(offset, end, pos, core.now(), append=append)
         node.size = max(node.size, end)
@@ -215,6 +208,7 @@ class FileCalls(NameCalls):
         nothing can be freed."""
         core = self.core
         core.trim(renew_at=MIB)
+        compact(core)
         if core.sync_job is None and not core.dirty and not len(core.queue):
             raise NoSpace(
                 f"the disk under the state directory {core.options.state_dir} is full",
@@ -222,7 +216,7 @@ class FileCalls(NameCalls):
             )
         if self.flusher.round_until is None:
             self.flusher.start_round(core.now(), everything=True)
-        raise Park(self.space_want())
+        raise Park(self.disk_want())
 
     def truncate(self, node: Inode, size: int) -> None:
         """Set the size; what lies behind never comes back."""

@@ -89,6 +89,7 @@ class Log:
         self._number = 0
         self._begun = False  # the current segment is this process's
         self._spare = False  # the spare file has its space
+        self.freed = 0  # segments deleted so far
         self.unsynced: set[int] = set()  # segments written to since the last sync
 
     # opening -----------------------------------------------------------------------------------------
@@ -375,6 +376,7 @@ class Log:
             os.close(self._fds.pop(number))
             del self._sizes[number]
             (self._dir / (NAME % number)).unlink()
+            self.freed += 1
             self._host.crash_point("log.freed")
 
     def close(self) -> None:

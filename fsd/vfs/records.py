@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -16,6 +17,7 @@ from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
 FORMAT: Final = 1
+TIME: Final = struct.Struct(">QB")  # before the data of a WRITE: time of the change, 1 for an append
 
 
 class State(NamedTuple):

@@ -12,9 +12,9 @@ from fsd.host.seam import Host
 from fsd.model.ops import CONFLICT, REFUSED, Create, Op, Rename, Setattr
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
-from fsd.vfs.files import TIME
 from fsd.vfs.log import Log, Record
 from fsd.vfs.records import (
+    TIME,
     Ack,
     Base,
     Flown,

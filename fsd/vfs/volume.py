@@ -103,6 +103,7 @@ class Volume(FileCalls):
         core = self.core
         core.drop_unused()
         core.expire(now)
+        core.say_dropped()
         if now >= self.limit_at:
             self.limit_at = now + 1.0
             self.limit = core.capacity()
@@ -120,6 +121,8 @@ class Volume(FileCalls):
         times = [self.flusher.retry_at, self.loader.retry_at, self.committer.retry_at]
         times.append(self.flusher.round_until if self.flusher.round_until is not None else self.core.age_at)
         times.extend(want.deadline for want in self.core.wants if not want.finished)
+        if self.disk_wants:
+            times.append(self.disk_again)
         return min((time for time in times if time is not None), default=None)
 
     # the feed ----------------------------------------------------------------------------------------

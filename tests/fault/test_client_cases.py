@@ -1,0 +1,385 @@
+"""Single histories of the client's state machine that once lost something or held something for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.bench import Bench
+from support.world import Client, Clock, server_tree
+
+from fsd.model.errors import NoSpace, PosixError
+from fsd.model.limits import BLOCK, MIB
+from fsd.vfs.build import BuildJob
+from fsd.vfs.commit import CommitJob
+from fsd.vfs.loads import AskJob
+from fsd.vfs.types import Job, Park
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    made = Client(tmp_path / "mount", Bench(tmp_path / "server"), Clock(), random.Random(1))
+    made.net.faulty = False
+    made.open()
+    yield made
+    made.volume.close()
+    made.bench.close()
+
+
+def other(client: Client, name: str = "other") -> Client:
+    """Another mount of the same filesystem."""
+    place = client.options.state_dir.with_name(name)
+    made = Client(place, client.bench, client.clock, client.rng, name)
+    made.net.faulty = False
+    made.open()
+    return made
+
+
+def age(client: Client) -> None:
+    """Flush by age, as far as jobs go that nobody runs."""
+    client.clock.seconds += client.options.flush_age + 0.1
+    client.volume.tick(client.clock.seconds)
+
+
+def take(client: Client, kind: type[Job]) -> Job:
+    """The next job of a kind, made but not run; the others wait."""
+    client.waiting.extend(client.volume.jobs())
+    found = next(job for job in client.waiting if isinstance(job, kind))
+    client.waiting.remove(found)
+    return found
+
+
+def finish(client: Client, job: Job) -> None:
+    client.volume.finish(job, client.run(job))
+
+
+def settled(client: Client) -> None:
+    """Everything is committed and nothing is held."""
+    client.until(client.volume.barrier())
+    core = client.volume.core
+    assert client.volume.pending().clean
+    assert (core.dirty, core.flights, core.dead_jobs) == ({}, {}, 0)
+    assert core.needed() == core.log.tail, "something still holds the log"
+
+
+def files(client: Client) -> dict[str, bytes]:
+    return {path: what[1] for path, what in server_tree(client.bench).items() if what[0] == "file"}
+
+
+def busy(client: Client) -> Job:
+    """A commit is out and not answered."""
+    root = client.volume.root_ino
+    client.call(lambda v: v.mkdir(root, b"before", 0o755, 0, 0))
+    client.volume.barrier()
+    return take(client, CommitJob)
+
+
+@contextmanager
+def full_disk(client: Client) -> Iterator[None]:
+    """No record finds room in the log."""
+    log = client.volume.core.log
+
+    def full(*args: object, **more: object) -> int:
+        raise NoSpace("the test's disk is full")
+
+    write, log._write = log._write, full  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        log._write = write  # type: ignore[method-assign]
+
+
+# Files that go while they are being sent.
+
+
+def test_a_truncation_outlives_the_last_flight_of_a_file_without_a_name(client: Client) -> None:
+    root = client.volume.root_ino
+    client.put(root, b"a", b"x" * 5000, sync=True)
+    node = client.call(lambda v: v.lookup(root, b"a"))
+    assert node is not None
+    fh = client.call(lambda v: v.open(node.ino, os.O_RDWR))
+    client.call(lambda v: v.write(fh, 0, b"y" * 5000))
+    client.call(lambda v: v.rename(root, b"a", root, b"b", 0))  # its content has a number now
+    client.call(lambda v: v.setattr(node.ino, size=0))
+    client.call(lambda v: v.write(fh, 1000, b"z"))
+    client.call(lambda v: v.unlink(root, b"b"))
+    settled_but_open = client.volume.barrier()
+    client.until(settled_but_open)
+    assert client.call(lambda v: v.read(fh, 0, 9000)) == bytes(1000) + b"z"
+    client.call(lambda v: v.release(fh))
+    settled(client)
+
+
+def test_bytes_of_a_file_without_a_name_stay_in_the_log(client: Client) -> None:
+    """After its last flight as well: nothing else has them."""
+    client.volume.core.log._segment_size = 16 << 10
+    root = client.volume.root_ino
+    client.put(root, b"a", b"x" * 5000, sync=True)
+    node = client.call(lambda v: v.lookup(root, b"a"))
+    assert node is not None
+    fh = client.call(lambda v: v.open(node.ino, os.O_RDWR))
+    client.call(lambda v: v.write(fh, 0, b"y" * 5000))
+    client.call(lambda v: v.rename(root, b"a", root, b"b", 0))
+    client.call(lambda v: v.write(fh, 0, b"z" * 5000))
+    client.call(lambda v: v.unlink(root, b"b"))
+    for at in range(20):
+        client.put(root, b"c", b"%d" % at * 1000, sync=True)
+    client.run_some(1000)
+    assert client.call(lambda v: v.read(fh, 0, 9000)) == b"z" * 5000
+    client.call(lambda v: v.release(fh))
+    settled(client)
+
+
+def test_a_cancelled_file_holds_nothing(client: Client) -> None:
+    """Made and ready to be sent, but removed before the commit before it was answered."""
+    out = busy(client)
+    root = client.volume.root_ino
+    client.put(root, b"temporary", b"x" * 1000)
+    age(client)
+    finish(client, take(client, BuildJob))
+    assert any(f.opno for f in client.volume.core.flights.values()), "it has to be made"
+    client.call(lambda v: v.unlink(root, b"temporary"))
+    finish(client, out)
+    settled(client)
+    assert set(server_tree(client.bench)) == {"/before"}
+
+
+def test_a_cancelled_file_that_is_being_made_holds_nothing(client: Client) -> None:
+    """Its number was reserved by a rename above it; the job that makes it ends after it went."""
+    out = busy(client)
+    root = client.volume.root_ino
+    folder = client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0))
+    client.put(folder.ino, b"temporary", b"x" * 1000)
+    client.call(lambda v: v.rename(root, b"d", root, b"e", 0))
+    build = take(client, BuildJob)
+    client.call(lambda v: v.unlink(folder.ino, b"temporary"))
+    finish(client, build)
+    finish(client, out)
+    settled(client)
+    assert set(server_tree(client.bench)) == {"/before", "/e"}
+
+
+def test_a_big_file_that_goes_while_it_is_being_made_holds_nothing(client: Client) -> None:
+    """Several pieces of it travel in one job."""
+    root = client.volume.root_ino
+    node, fh = client.call(lambda v: v.create(root, b"big", 0o644, 0, 0, os.O_RDWR))
+    client.call(lambda v: v.write(fh, 0, os.urandom(7 * MIB + 600_000)))
+    client.call(lambda v: v.write(fh, 9 * MIB, b"x"))
+    client.volume.flusher.freeze(node)
+    jobs = [job for job in client.volume.jobs() if isinstance(job, BuildJob)]
+    client.call(lambda v: v.release(fh))
+    client.call(lambda v: v.unlink(root, b"big"))
+    for job in jobs:
+        finish(client, job)
+    settled(client)
+
+
+def test_a_removed_file_does_not_come_back_when_the_process_ends_in_the_unlink(client: Client) -> None:
+    """That the last name went and that its changes are not needed is one record."""
+    root = client.volume.root_ino
+    client.put(root, b"a", b"old", sync=True)
+    client.put(root, b"a", b"new", truncate=True, offset=0)
+    log = client.volume.core.log
+    before = log._number
+    client.call(lambda v: v.unlink(root, b"a"))
+    assert log._number == before + 1
+    client.kill()
+    client.open()
+    assert files(client) == {}
+
+
+# Answers that come late.
+
+
+def test_a_late_block_list_does_not_undo_a_truncation(client: Client) -> None:
+    root = client.volume.root_ino
+    client.put(root, b"a", b"x" * (2 * BLOCK), sync=True)
+    second = other(client)
+    node = second.call(lambda v: v.lookup(root, b"a"))
+    assert node is not None
+    with pytest.raises(Park):
+        second.volume.open(node.ino, os.O_RDONLY)
+    ask = take(second, AskJob)
+    answer = second.run(ask)
+    fh = second.call(lambda v: v.open(node.ino, os.O_RDWR | os.O_TRUNC))
+    second.call(lambda v: v.write(fh, 0, b"new"))
+    second.call(lambda v: v.fsync(fh, False))
+    second.call(lambda v: v.write(fh, 10, b"er"))
+    second.volume.finish(ask, answer)
+    want = b"new" + bytes(7) + b"er"
+    assert second.call(lambda v: v.read(fh, 0, 100)) == want
+    second.call(lambda v: v.release(fh))
+    settled(second)
+    assert files(client) == {"/a": want}
+    second.volume.close()
+
+
+def test_a_file_removed_elsewhere_is_not_read_as_zeros(client: Client) -> None:
+    root = client.volume.root_ino
+    client.put(root, b"a", b"x" * (2 * BLOCK), sync=True)
+    second = other(client)
+    node = second.call(lambda v: v.lookup(root, b"a"))
+    assert node is not None
+    client.call(lambda v: v.unlink(root, b"a"))
+    settled(client)
+    with pytest.raises(PosixError) as told:
+        second.call(lambda v: v.open(node.ino, os.O_RDONLY))
+    assert told.value.errno == errno.ESTALE
+    second.volume.close()
+
+
+# Bases.
+
+
+def test_a_new_session_does_not_take_its_own_new_file_for_another_s(client: Client) -> None:
+    """A file made and committed empty, written afterwards, sent under another session: no conflict."""
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"a", 0o644, 0, 0, os.O_RDWR))
+    client.until(client.volume.barrier())
+    client.call(lambda v: v.write(fh, 0, b"text"))
+    client.volume.committer.forked = True
+    client.call(lambda v: v.release(fh))
+    settled(client)
+    assert files(client) == {"/a": b"text"}
+    assert client.volume.core.conflicts == 0
+
+
+def test_the_base_is_said_again_behind_the_whole_answer(client: Client) -> None:
+    """Two flights of one file in one answer while a third change waits; then the process ends."""
+    root = client.volume.root_ino
+    client.volume.core.log._segment_size = 4 << 10
+    out = busy(client)
+    node, fh = client.call(lambda v: v.create(root, b"a", 0o644, 0, 0, os.O_RDWR))
+    for at in range(2):
+        client.call(lambda v, a=at: v.write(fh, 0, b"%d" % a * 3000))  # type: ignore[misc]
+        client.volume.flusher.freeze(node, inline=True)
+    client.volume.barrier()
+    client.call(lambda v: v.write(fh, 3000, b"end"))
+    finish(client, out)
+    finish(client, take(client, CommitJob))
+    client.kill()
+    client.open()
+    assert files(client)["/a"] == b"1" * 3000 + b"end"
+
+
+# Room in the log.
+
+
+def test_an_open_file_without_a_name_does_not_hold_the_log_for_ever(client: Client) -> None:
+    """What it has moves to the end, and is there afterwards, also what the base has."""
+    core = client.volume.core
+    core.log._segment_size = 16 << 10
+    client.volume.limit_at = 1e9
+    client.volume.limit = 256 << 10
+    root = client.volume.root_ino
+    client.put(root, b"a", b"base" * 3000, sync=True)
+    node = client.call(lambda v: v.lookup(root, b"a"))
+    assert node is not None
+    fh = client.call(lambda v: v.open(node.ino, os.O_RDWR))
+    client.call(lambda v: v.unlink(root, b"a"))
+    client.call(lambda v: v.write(fh, 4, b"NEW!"))
+    client.call(lambda v: v.setattr(node.ino, size=8000))
+    client.call(lambda v: v.setattr(node.ino, size=9000))
+    want = b"baseNEW!" + b"base" * 1998 + bytes(1000)
+    for at in range(60):
+        client.put(root, b"c", b"%02d" % at * 5000, truncate=True, offset=0)
+    assert core.log.used < 256 << 10
+    assert client.call(lambda v: v.read(fh, 0, 20_000)) == want
+    client.kill()
+    client.open()
+    assert files(client) == {"/c": b"59" * 5000}
+
+
+def test_a_writer_on_a_full_disk_is_told_after_the_time_out(client: Client) -> None:
+    """However often it was tried again meanwhile."""
+    client.options = replace(client.options, io_timeout=10.0)
+    client.volume.close()
+    client.open()
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"a", 0o644, 0, 0, os.O_RDWR))
+    client.net.cut = 1000
+    started = client.clock.seconds
+    with full_disk(client), pytest.raises(NoSpace):
+        client.call(lambda v: v.write(fh, 0, b"x"))
+    assert 9 < client.clock.seconds - started < 20
+    client.net.cut = 0
+    client.call(lambda v: v.write(fh, 0, b"y"))
+    client.call(lambda v: v.release(fh))
+    settled(client)
+    assert files(client) == {"/a": b"y"}
+
+
+def test_a_segment_begins_with_its_state_or_not_at_all(client: Client) -> None:
+    """Without it nothing behind it could be recovered once the segments before it are freed."""
+    root = client.volume.root_ino
+    core = client.volume.core
+    client.put(root, b"a", b"x", sync=True)
+    core.log._segment_size = 0
+    with full_disk(client), pytest.raises(NoSpace):
+        client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0))
+    core.log._segment_size = 1 << 20
+    client.until(client.volume.barrier())
+    core.trim(renew_at=0)
+    client.run_some(100)
+    client.call(lambda v: v.mkdir(root, b"e", 0o755, 0, 0))
+    client.kill()
+    client.open()
+    assert set(server_tree(client.bench)) == {"/a", "/e"}
+
+
+def test_a_removal_that_found_no_room_in_the_log_did_not_happen(client: Client) -> None:
+    """Of a file nobody was told of yet: its operations are cancelled by one record or not."""
+    root = client.volume.root_ino
+    client.put(root, b"a", b"x")
+    before = client.volume.getattr(root).mtime
+    log = client.volume.core.log
+    write, left = log._write, [1]
+
+    def full(*args: object, **more: object) -> int:
+        if left[0] == 0:
+            raise NoSpace("the test's disk is full")
+        left[0] -= 1
+        return write(*args, **more)  # type: ignore[arg-type]
+
+    for records in range(3):
+        left[0] = records
+        log._write = full  # type: ignore[method-assign]
+        try:
+            client.call(lambda v: v.unlink(root, b"a"))
+        except NoSpace:
+            assert records == 0
+            assert client.call(lambda v: v.lookup(root, b"a")) is not None
+            assert client.volume.getattr(root).mtime == before
+        else:
+            break
+        finally:
+            log._write = write  # type: ignore[method-assign]
+    assert client.call(lambda v: v.lookup(root, b"a")) is None
+    settled(client)
+    assert files(client) == {}
+
+
+def test_a_closed_file_without_a_name_does_not_come_back_after_a_full_disk(client: Client) -> None:
+    """That it is nobody's is logged as soon as there is room; until then the log keeps what said so."""
+    core = client.volume.core
+    core.log._segment_size = 4 << 10
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"a", 0o644, 0, 0, os.O_RDWR))
+    client.until(client.volume.barrier())
+    client.call(lambda v: v.unlink(root, b"a"))
+    for at in range(10):
+        client.call(lambda v, a=at: v.write(fh, a * 1000, b"x" * 1000))  # type: ignore[misc]
+    client.put(root, b"b", b"y")
+    client.until(client.volume.barrier())
+    with full_disk(client):
+        client.call(lambda v: v.release(fh))
+        client.run_some(100)
+    client.kill()
+    client.open()
+    assert files(client) == {"/b": b"y"}
