@@ -18,6 +18,7 @@ from fsd.model.errors import (
     NotAuthenticated,
     NotPermitted,
     PosixError,
+    QuotaExceeded,
     SessionForked,
     SessionUnknown,
     TooLarge,
@@ -233,6 +234,10 @@ class Committer:
         if isinstance(error, NotAuthenticated | NotPermitted):
             core.fail_commit_wants(error)
             delay = RETRY_DENIED
+        elif isinstance(error, NoSpace | QuotaExceeded):
+            # The server's disk is full: who waits is told so now; the changes go on being tried.
+            core.fail_commit_wants(error)
+            delay = RETRY_MAX
         self.retry_at = core.now() + delay
 
     def renumber(self, queued: Queued, op: Op | None) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fsd.model.errors import FsdError, NoSpace
+from fsd.model.errors import FsdError, NoSpace, QuotaExceeded
 from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
@@ -259,7 +259,7 @@ class Flusher:
 
     def failed(self, error: FsdError) -> None:
         self.core.reason = error.message
-        if not error.retryable:
+        if not error.retryable or isinstance(error, NoSpace | QuotaExceeded):
             self.core.fail_commit_wants(error)
         self.retry_at = self.core.now() + self.delay
         self.delay = min(RETRY_MAX, self.delay * 2)

@@ -20,7 +20,7 @@ from fsd.vfs.build import fetcher
 from fsd.vfs.core import Core
 from fsd.vfs.node import Inode
 from fsd.vfs.types import BULK, Cache, Want
-from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP
+from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, TREE
 
 ASK_TIMEOUT: Final = 30.0
 RETRY_FIRST: Final = 0.1
@@ -28,6 +28,7 @@ RETRY_MAX: Final = 2.0
 MEMORY: Final = 64 * MIB  # blob bytes kept decoded
 BLOCKS_PAGE: Final = 4096
 LIST_PAGE: Final = 4096
+TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
 READ_AHEAD: Final = 4  # blocks
 
 Key = tuple[Any, ...]
@@ -80,6 +81,7 @@ class Loader:
         self.blob_queue: list[bytes] = []
         self.retry_at: float | None = None
         self.delay = RETRY_FIRST
+        self.too_big: set[int] = set()  # directories whose trees do not fit into one answer
         # When names (and listings, under b"") were last answered, while the change feed is silent (`watch`).
         self.watch = False
         self.fresh: dict[tuple[int, bytes], float] = {}
@@ -120,7 +122,29 @@ class Loader:
         return self._ask(key, "a name", question, answered, soft=soft)
 
     def directory(self, node: Inode, *, soft: bool = False) -> Want:
-        """Load a whole directory, in pages."""
+        """Load a whole directory. When its parent was listed before it, somebody walks the tree: what lies
+        beside and below it comes in the same answer, where that is not too much; else in pages."""
+        above = self.core.nodes.by_ino.get(node.where[0]) if node.where is not None else None
+        if above is None or not above.complete or node.complete or node.ino in self.too_big:
+            return self._list(node, soft=soft)
+        return self._tree(node if above.ino in self.too_big else above, node, soft=soft)
+
+    def _tree(self, top: Inode, node: Inode, *, soft: bool) -> Want:
+        """Load directories breadth first from `top` on, `node` among them."""
+
+        def answered(answer: Any, seq: int) -> bool:
+            for wire, entries in answer or ():
+                found = self.core.nodes.by_ino.get(self.core.local(wire))
+                if found is not None and not found.complete:
+                    self.listed(found, entries, seq)
+            if not node.complete and not node.gone:
+                self.too_big.add(top.ino)
+            return True
+
+        question = (TREE, self.core.wire.out(top.ino), TREE_ENTRIES)
+        return self._ask(("tree", top.ino), "a tree", question, answered, soft=soft)
+
+    def _list(self, node: Inode, *, soft: bool = False) -> Want:
         found: list[Entry] = []
         first = [-1]
 

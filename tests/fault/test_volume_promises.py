@@ -14,7 +14,7 @@ from support.bench import Bench
 from support.inproc import InProcess
 from support.world import Client, Clock, assert_same, server_tree
 
-from fsd.model.errors import NotAuthenticated, PosixError, Unavailable
+from fsd.model.errors import NoSpace, NotAuthenticated, PosixError, Unavailable
 from fsd.model.limits import MIB
 from fsd.model.ops import REFUSED, Content, Outcome
 from fsd.vfs.decide import kept
@@ -114,6 +114,21 @@ def test_a_revoked_token_is_told_at_once_and_nothing_is_lost(box: Client) -> Non
     later(box, 40)
     assert content(box, "/f") == b"data"
     assert box.volume.pending().clean
+
+
+def test_a_full_server_is_told_at_once_and_the_data_goes_when_there_is_room(box: Client) -> None:
+    _, fh = make(box, b"f")
+    data = box.rng.randbytes(6 * MIB)
+    box.call(lambda v: v.write(fh, 0, data))
+    box.remote.fault = refuse_with(NoSpace("the server's disk is full"))
+    with pytest.raises(NoSpace) as told:
+        box.call(lambda v: v.fsync(fh, False))
+    assert told.value.errno == errno.ENOSPC
+    assert box.volume.pending().reason == "the server's disk is full"
+    box.remote.fault = box.net
+    later(box, 10)
+    assert content(box, "/f") == data
+    box.call(lambda v: v.fsync(fh, False))
 
 
 def refuse_with(error: Exception) -> Callable[[str], str]:
@@ -285,6 +300,33 @@ def test_a_directory_of_twelve_thousand_entries(box: Client, tmp_path: Path) -> 
     assert server_tree(box.bench) == {}
     later(other, 1)
     assert len(other.volume.core.nodes.by_ino) < 100, "inodes that nobody needs were kept"
+    other.volume.close()
+
+
+def test_walking_a_cold_tree_takes_a_handful_of_requests(box: Client, tmp_path: Path) -> None:
+    """200 directories of 10 files each, below each other and side by side."""
+    root = box.volume.root_ino
+    for number in range(20):
+        top = box.call(lambda v, n=number: v.mkdir(root, b"d%d" % n, 0o755, 0, 0)).ino  # type: ignore[misc]
+        for below in range(10):
+            here = box.call(lambda v, t=top, n=below: v.mkdir(t, b"s%d" % n, 0o755, 0, 0)).ino  # type: ignore[misc]
+            for file in range(10):
+                box.call(lambda v, h=here, n=file: v.mknod(h, b"f%d" % n, 0o100644, 0, 0, 0))  # type: ignore[misc]
+    box.until(box.volume.barrier(), limit=100_000)
+    other = Client(tmp_path / "other", box.bench, box.clock, box.rng, "other")
+    other.net.faulty = False
+    other.open()
+    before = other.remote.calls.count("ask")
+    found = 0
+    waiting = [other.volume.root_ino]
+    while waiting:
+        for _, ino in other.listing(waiting.pop()):
+            found += 1
+            if other.call(lambda v, i=ino: v.getattr(i)).is_dir:  # type: ignore[misc]
+                waiting.append(ino)
+    assert found == 20 + 200 + 2000
+    assert other.remote.calls.count("ask") - before <= 5
+    assert_same(server_tree(box.bench), other.view())
     other.volume.close()
 
 
