@@ -6,6 +6,7 @@ Real processes; the copy has the same paths, so the same mount id, as a clone by
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 from support.clone import Clone, copy_of, frozen
 from support.processes import die_with_parent
-from support.proxy import SWALLOW_REPLY, FaultProxy, delay, delay_reply, on
+from support.proxy import LOSE_REPLY, SWALLOW_REPLY, FaultProxy, delay, delay_reply, on
 from support.reading import audit_all
 from support.sandbox import Sandbox
 from support.server import Server
@@ -286,3 +287,115 @@ def test_two_sandboxes_from_one_snapshot(trusted: Server, tmp_path: Path) -> Non
         names = play.check(conflicts=False)
         assert {"unsent-moved", "first-2", "second-2"} <= names
         assert "shared" not in names
+
+
+LOAD = """
+import os, random, sys
+top, who, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rng = random.Random(seed)
+os.chdir(top)
+os.makedirs("files", exist_ok=True)
+at = 0
+print(flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        at += 1
+        token = f"<{who}-{at}-{rng.randrange(10**9)}>\\n"
+        text = token * rng.choice((1, 10, 3000))
+        kind = rng.randrange(5)
+        if kind < 2:
+            with open(f"files/{who}-{at}", "x") as file:
+                file.write(text)
+        elif kind == 2:
+            with open("all.log", "a") as file:
+                file.write(token)
+        elif kind == 3:
+            with open(f".{who}.tmp", "w") as file:
+                file.write(text)
+            os.rename(f".{who}.tmp", f"files/{who}-renamed-{at}")
+        else:
+            with open(f"files/{who}-synced-{at}", "x") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        print(token, end="", flush=True)
+    print(flush=True)
+"""
+
+
+class Load:
+    """A process that writes. `tokens`: what it was acknowledged; each is in one file."""
+
+    def __init__(self, top: Path, who: str, seed: int) -> None:
+        self.tokens: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOAD, os.fspath(top), who, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "\n"
+
+    def start(self, count: int) -> None:
+        """Begin to write `count` things."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+
+    def finish(self) -> None:
+        """Until all that was begun is acknowledged."""
+        assert self.process.stdout is not None
+        while (line := self.process.stdout.readline()) != "\n":
+            assert line, "the writer failed"
+            self.tokens.append(line)
+
+    def close(self) -> None:
+        self.process.communicate(timeout=30)
+
+
+def test_a_copy_at_any_moment_of_a_busy_sandbox(trusted: Server, tmp_path: Path, turn: int) -> None:
+    seed = secrets.randbelow(10**9)
+    rng = random.Random(seed)
+    with scene(trusted, tmp_path) as play:
+        first = Load(play.first.mountpoint, "first", seed)
+        first.start(300)
+        threading.Event().wait(rng.random() * 1.5)
+        if rng.random() < 0.5:
+            play.proxy.next(rng.choice((SWALLOW_REPLY, LOSE_REPLY, delay(1))), COMMITS)
+        play.copy()
+        assert play.clone is not None
+        order = rng.random() < 0.5
+        if order:
+            first.finish()
+            play.proxy.clear()
+            play.proxy.cut_all()
+            play.first.drain()
+        play.clone.mount()
+        second = Load(play.clone.inside, "second", seed + 1)
+        second.start(100)
+        if not order:
+            first.finish()
+            play.proxy.clear()
+            play.proxy.cut_all()
+        second.finish()
+        for load in (first, second):
+            load.start(50)
+        for load in (first, second):
+            load.finish()
+            load.close()
+        play.both_drain()
+        third = Sandbox(play.base / "third", play.fs)
+        try:
+            third.mount()
+            there = "".join(path.read_text() for path in third.mountpoint.rglob("*") if path.is_file())
+            lost = [token for token in first.tokens + second.tokens if token not in there]
+            assert not lost, (
+                f"seed {seed}: {len(lost)} of {len(first.tokens)} and {len(second.tokens)}: {lost[:5]}"
+            )
+            assert len(first.tokens) == 350
+            assert len(second.tokens) == 150
+            third.unmount()
+        finally:
+            third.close()
