@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, InternalError, PosixError, Unavailable, UsageError
-from fsd.model.limits import BODY_IDLE, FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_MAX, MIB
+from fsd.model.limits import BODY_IDLE, FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
 from fsd.server import actions
 from fsd.server.actions import ID_MAX, TIME_MAX, change
@@ -56,7 +56,7 @@ from fsd.server.tree_json import (
 )
 from fsd.service.access import FsRef, Grant
 from fsd.service.idempotency import Answer, Call, check_key
-from fsd.service.namespace import list_some
+from fsd.service.namespace import list_some, weight
 from fsd.service.paths import Done, Put, need_file
 from fsd.service.tree import Place, resolve, seq_of, walk
 from fsd.service.upload import Folded, FoldNeeded, Reading, Uploaded, Uploading, fold
@@ -189,9 +189,14 @@ async def list_directory(request: Request) -> Response:
         def read(tx: Tx) -> object:
             seq = seq_of(tx, fs.id)
             top = resolve(tx, fs.id, path, follow=True)
-            found = list(_below(tx, fs, top, after, limit + 1, recursive=recursive))
-            entries = [stat_object(_join(top.path, p), attr, seq, xattrs=False) for p, attr in found[:limit]]
-            more = cursor_of(found[limit - 1][0]) if len(found) > limit else None
+            entries: list[dict[str, Any]] = []
+            more, last, room = None, after, LIST_PAGE_BYTES
+            for at, attr in _below(tx, fs, top, after, limit + 1, recursive=recursive):
+                if len(entries) == limit or room < 0:
+                    more = cursor_of(last)
+                    break
+                last, room = at, room - weight(attr)
+                entries.append(stat_object(_join(top.path, at), attr, seq, xattrs=False))
             return {**named("path", top.path), "entries": entries, "next_after": more, "fs_seq": seq}
 
         return ctx.service.db.read(read)
@@ -230,14 +235,15 @@ async def find(request: Request) -> Response:
             seq = seq_of(tx, fs.id)
             top = resolve(tx, fs.id, path, follow=True)
             matches: list[dict[str, Any]] = []
-            at, seen = after, 0
+            at, seen, room = after, 0, LIST_PAGE_BYTES
             for at, attr in _below(tx, fs, top, after, FIND_SCAN_MAX, recursive=True):
                 seen += 1
                 if passes(at, attr):
                     matches.append(stat_object(_join(top.path, at), attr, seq, xattrs=False))
-                    if len(matches) == limit:
+                    room -= weight(attr)
+                    if len(matches) == limit or room < 0:
                         break
-            done = seen < FIND_SCAN_MAX and len(matches) < limit
+            done = seen < FIND_SCAN_MAX and len(matches) < limit and room >= 0
             return {"matches": matches, "next_after": None if done else cursor_of(at), "fs_seq": seq}
 
         return ctx.service.db.read(read)

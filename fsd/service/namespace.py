@@ -13,9 +13,8 @@ from fsd.meta.database import Database, Tx
 from fsd.meta.sql import chunks, in_list
 from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.errors import TooLarge, UsageError
-from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX
+from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX, NS_BYTES_MAX
 from fsd.service.access import FsRef, no_file_system
-from fsd.service.rows import CHILDREN
 from fsd.service.view import decode_xattrs
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE
 
@@ -31,6 +30,12 @@ LOOKUP_SQL: Final = _ENTRY + "d.parent=? AND d.name=?"
 LIST_SQL: Final = _ENTRY + "d.parent=? AND d.name>? ORDER BY d.name LIMIT ?"
 TREE_SQL: Final = f"SELECT d.parent, {_ENTRY.removeprefix('SELECT ')} d.parent IN "
 ATTRS_SQL: Final = f"SELECT {_I} FROM inode i WHERE i.fs=? AND i.died=140737488355327 AND i.ino IN "
+# How many entries directories have, and how many bytes their inodes' attributes.
+WEIGHT_SQL: Final = (
+    "SELECT d.parent, count(*), sum(coalesce(length(i.xattrs),0)) FROM dentry d CROSS JOIN inode i "
+    "WHERE d.fs=? AND d.died=140737488355327 AND i.fs=d.fs AND i.ino=d.ino AND i.died=140737488355327 AND "
+    "d.parent IN {} GROUP BY d.parent"
+)
 COUNT_SQL: Final = (
     "SELECT count(*) FROM (SELECT 1 FROM dentry "
     "WHERE fs=? AND parent=? AND died=140737488355327 LIMIT ?) AS c"
@@ -44,6 +49,8 @@ _ENTRIES_MAX: Final = 4 * DIR_INLINE_MAX  # of one request in all; past that dir
 _COUNT_MAX: Final = 4096  # inodes or blocks of one question
 _TREE_DIRS: Final = 200  # directories read by one query
 _PATH_MAX: Final = 256
+_LIST_CHUNK: Final = 1024  # entries read at a time: each may have 64 KiB of attributes
+_FIXED: Final = 256  # bytes of an entry beside what varies much
 
 
 def attr(row: Sequence[Any]) -> Attr:
@@ -55,6 +62,13 @@ def attr(row: Sequence[Any]) -> Attr:
 def entry(row: Sequence[Any]) -> Entry:
     """An `Entry` from (name, born, attr columns)."""
     return Entry(row[0], attr(row[2:]), row[1])
+
+
+def weight(one: Attr) -> int:
+    """About how many bytes an inode has in an answer."""
+    held = one.xattrs
+    varying = 0 if held is None else sum(len(name) + len(value) for name, value in held.items())
+    return _FIXED + len(one.target or b"") + len(one.parts or b"") + varying
 
 
 def lookup(tx: Tx, fs: int, parent: int, name: bytes) -> Entry | None:
@@ -166,11 +180,12 @@ def _check(question: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 class _Asking:
-    """One request's questions; `left` bounds the entries of all its answers."""
+    """One request's questions; `left` bounds the entries of all its answers, `room` their bytes."""
 
     def __init__(self, tx: Tx, fs: int) -> None:
         self.tx, self.fs = tx, fs
         self.left = _ENTRIES_MAX
+        self.room = NS_BYTES_MAX
 
     def answer(self, kind: str, args: tuple[Any, ...]) -> Any:
         if kind == LOOKUP:
@@ -178,9 +193,9 @@ class _Asking:
         if kind == LIST:
             return self._list(*args)
         if kind == ATTRS:
-            return attrs(self.tx, self.fs, args[0])
+            return self._attrs(args[0])
         if kind == BLOCKS:
-            return blocks(self.tx, self.fs, *args)
+            return self._blocks(*args)
         if kind == TREE:
             return self._tree(*args)
         return resolve(self.tx, self.fs, args[0])
@@ -188,6 +203,43 @@ class _Asking:
     def _is_dir(self, ino: int) -> bool:
         found = attrs(self.tx, self.fs, (ino,))[0]
         return found is not None and found.is_dir
+
+    def _spend(self, size: int) -> None:
+        self.room -= size
+        if self.room < 0:
+            raise TooLarge("the answer would be too large", hint="ask for less at a time")
+
+    def _attrs(self, inos: Sequence[int]) -> list[Attr | None]:
+        found: list[Attr | None] = []
+        for some in chunks(inos):
+            got = attrs(self.tx, self.fs, some)
+            self._spend(sum(weight(one) for one in got if one is not None))
+            found += got
+        return found
+
+    def _blocks(self, ino: int, first: int, count: int) -> tuple[int, list[tuple[int, bytes]]] | None:
+        found = blocks(self.tx, self.fs, ino, first, count)
+        if found is not None:
+            self._spend(sum(len(parts) for _, parts in found[1]))
+        return found
+
+    def _some(self, ino: int, after: bytes, limit: int) -> tuple[list[Entry], bool]:
+        """Up to `limit` entries behind `after`, at least one, fewer where they are large; whether there are
+        more."""
+        found: list[Entry] = []
+        while True:
+            asked = min(_LIST_CHUNK, limit + 1 - len(found))
+            page = list_some(self.tx, self.fs, ino, after, asked)
+            for one in page:
+                size = weight(one.attr)
+                if len(found) == limit or (found and self.room < size):
+                    return found, True
+                self.room -= size
+                self.left -= 1
+                found.append(one)
+            if len(page) < asked:
+                return found, False
+            after = page[-1].name
 
     def _lookup(self, parent: int, name: bytes, dir_max: int) -> Any:
         if not self._is_dir(parent):
@@ -199,16 +251,13 @@ class _Asking:
         count = self.tx.one(COUNT_SQL, (self.fs, parent, most + 1))
         if count is None or count[0] > most:
             return found, None
-        self.left -= count[0]
-        return found, list_some(self.tx, self.fs, parent, b"", most)
+        listing, more = self._some(parent, b"", most)
+        return found, None if more else listing
 
     def _list(self, ino: int, after: bytes, limit: int) -> Any:
         if not self._is_dir(ino):
             return None
-        limit = max(1, min(limit, DIR_INLINE_MAX, self.left))
-        found = list_some(self.tx, self.fs, ino, after, limit + 1)
-        self.left -= min(len(found), limit)
-        return found[:limit], len(found) > limit
+        return self._some(ino, after, max(1, min(limit, DIR_INLINE_MAX, self.left)))
 
     def _tree(self, ino: int, limit: int) -> Any:
         """Breadth first, one query a level and batch of directories."""
@@ -236,11 +285,14 @@ class _Asking:
         if first:
             limit = max(limit, min(DIR_INLINE_MAX, self.left))
         marks, values = in_list(batch)
-        counts = dict(self.tx.all(CHILDREN.format(marks), (self.fs, *values)))
+        rows = self.tx.all(WEIGHT_SQL.format(marks), (self.fs, *values))
+        known = {directory: (count, count * _FIXED + int(size)) for directory, count, size in rows}
         for at, directory in enumerate(batch):
-            limit -= counts.get(directory, 0)
-            if limit < 0:
+            count, size = known.get(directory, (0, 0))
+            limit -= count
+            if limit < 0 or self.room < size:
                 return at
+            self.room -= size
         return len(batch)
 
     def _list_all(self, directories: Sequence[int]) -> list[tuple[int, list[Entry]]]:

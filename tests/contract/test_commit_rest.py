@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 import threading
+from typing import Any
 
 import pytest
 from support.bench import Bench, Mount
@@ -24,9 +25,10 @@ from fsd.model.limits import (
     NS_BATCH_MAX,
 )
 from fsd.model.ops import CONFLICT, Content, Op
-from fsd.service import feed
+from fsd.service import feed, namespace
 from fsd.service.view import View
 from fsd.wire.frame import make_blob
+from fsd.wire.messages import ATTRS, LIST, LOOKUP, TREE
 
 # Direct commands.
 
@@ -277,3 +279,33 @@ def test_concurrent_commits_all_arrive(bench: Bench) -> None:
     assert not failed
     assert bench.service.feed.head(bench.fs) == 160
     assert len(bench.entries()) == 160
+
+
+def test_answers_about_large_attributes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing is cut where it would be too large, and never empty; the rest is refused."""
+    monkeypatch.setattr(namespace, "NS_BYTES_MAX", 200_000)
+    mount = Mount(bench, "a")
+    top = mount.mkdir(ROOT_INO, b"d")
+    inos = [mount.file(top, b"%d" % number, b"x") for number in range(9)]
+    for ino in inos:
+        mount.setxattr(ino, b"user.x", bytes(60_000))
+    mount.commit()
+
+    def ask(*question: object) -> Any:
+        return bench.service.namespace.ask(bench.fs, [question])[1][0]
+
+    found, listing = ask(LOOKUP, top, b"3", 10_000)
+    assert found.attr.ino == inos[3] and listing is None
+    names: list[bytes] = []
+    more, pages = True, 0
+    while more:
+        entries, more = ask(LIST, top, names[-1] if names else b"", 1000)
+        assert entries
+        names += [one.name for one in entries]
+        pages += 1
+    assert names == [b"%d" % number for number in range(9)] and pages == 3
+    assert [directory for directory, _ in ask(TREE, ROOT_INO, 1000)] == [ROOT_INO]
+    assert ask(TREE, top, 1000) == []
+    assert len(ask(ATTRS, tuple(inos[:3]))) == 3
+    with pytest.raises(TooLarge, match="too large"):
+        ask(ATTRS, tuple(inos))

@@ -23,6 +23,10 @@ PLANS = {
         f"{namespace.TREE_SQL}{_TWO} ORDER BY d.parent, d.name",
         ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", _INODE.format("i")],
     ),
+    "weight": (
+        namespace.WEIGHT_SQL.format(_TWO),
+        ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", _INODE.format("i")],
+    ),
     "attrs": (namespace.ATTRS_SQL + _TWO, [_INODE.format("i")]),
     "count": (namespace.COUNT_SQL, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
     "blocks": (

@@ -274,6 +274,17 @@ def test_pages_meet_each_entry_once_in_order(files: Files) -> None:
     assert [one["name"] for one in rest["entries"]] == ["04", "05"] and rest["next_after"] is None
 
 
+def test_pages_with_large_tags_end_early(files: Files) -> None:
+    names = [b"/tagged/%02d" % number for number in range(75)]
+    for name in names:
+        put(files, name, b"")
+        files.setxattr(name, b"user.tag.long", b"x" * 60_000)
+    page = files.page(b"/tagged")
+    assert 0 < len(page["entries"]) < 75 and page["next_after"] is not None
+    assert [raw_path(one) for one in files.list(b"/tagged")] == names
+    assert [raw_path(one) for one in files.find(b"/tagged", FindFilter(tag="long"))] == names
+
+
 def test_find_by_every_filter(files: Files) -> None:
     put(files, b"/x/one.md", b"1", mtime_ns=1000)
     put(files, b"/x/two.txt", b"22", mtime_ns=2000)
