@@ -27,7 +27,7 @@ from fsd.model.limits import (
 )
 from fsd.service.access import FsRef
 from fsd.service.packs import Packs, Prepared
-from fsd.service.tree import block_parts, inode
+from fsd.service.tree import block_parts, inode, seq_of
 from fsd.wire.frame import Blob, make_blob, open_blob
 
 _ZEROS: Final = bytes(BLOCK)
@@ -208,7 +208,8 @@ class Reading:
 
     def next_piece(self) -> bytes:
         """The next bytes, up to some MiB; empty at the end. Raises `Conflict` when the file changed and the
-        rest of its old state is not known, `IntegrityError` when a blob is lost or damaged."""
+        rest of its old state is not known, `NotFound` when the filesystem was deleted, `IntegrityError` when
+        a blob is lost or damaged."""
         if self._at >= self._end:
             return b""
         first = self._at // BLOCK
@@ -217,7 +218,11 @@ class Reading:
         last = min((self._end - 1) // BLOCK, first + READ_BLOCKS - 1, self._known - 1)
         wanted = [self._blocks.pop(idx, blocks.HOLE) for idx in range(first, last + 1)]
         need: set[bytes] = set().union(*(blocks.hashes(parts) for parts in wanted))
-        data = _open(self._packs, self._fs.id, need)
+        try:
+            data = _open(self._packs, self._fs.id, need)
+        except IntegrityError:
+            self._db.read(lambda tx: seq_of(tx, self._fs.id))  # a deleted filesystem's blobs are no loss
+            raise
         made = []
         for idx, parts in enumerate(wanted, first):
             off = self._at - idx * BLOCK

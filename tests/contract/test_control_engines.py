@@ -21,7 +21,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO, make_ino
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound, UsageError
-from fsd.model.limits import IDEMPOTENCY_KEEP, PACK_INLINE_MAX
+from fsd.model.limits import BLOCK, IDEMPOTENCY_KEEP, PACK_INLINE_MAX, READ_BLOCKS
 from fsd.model.ops import CREATE, Create
 from fsd.server.app import _heads
 from fsd.service import evidence, filesystems
@@ -31,7 +31,10 @@ from fsd.service.evidence import Search
 from fsd.service.idempotency import Answer, Call
 from fsd.service.journals import Append
 from fsd.service.open import Service, ServiceOptions, open_service
+from fsd.service.paths import Put
 from fsd.service.sessions import SessionInfo
+from fsd.service.tree import resolve
+from fsd.service.upload import Reading, Uploading
 from fsd.wire.frame import Blob, make_blob
 from fsd.wire.messages import make_commit
 from fsd.wire.strictjson import dumps, loads
@@ -155,6 +158,24 @@ def test_requests_that_a_deletion_overtook_leave_nothing(service: Service) -> No
     for table in ("fs", "pack", "blob", "session", "token", "journal"):
         left = service.db.read(lambda tx, t=table: tx.all(f"SELECT * FROM {t}"))  # type: ignore[misc]
         assert not [row for row in left if table != "session" or row[1] == fs.id], table
+
+
+def test_a_file_read_while_its_filesystem_goes_is_not_found(service: Service) -> None:
+    fs, _ = create(service)
+    uploading = Uploading(service.packs, fs)
+    uploading.add([random.Random(1).randbytes(6 * BLOCK)])
+    put, content = Put((b"f",)), uploading.finish()
+    service.db.write(lambda tx: service.paths.execute(tx, fs, service.paths.put(tx, fs, put, content, None)))
+
+    def opened(tx: Tx) -> Reading:
+        attr = resolve(tx, fs.id, (b"f",)).need()
+        return Reading.open(tx, service.db, service.packs, fs, attr, 0, attr.size)
+
+    reading = service.db.read(opened)
+    assert len(reading.next_piece()) == READ_BLOCKS * BLOCK
+    gone(service, fs)
+    with pytest.raises(NotFound):
+        reading.next_piece()
 
 
 def test_packs_that_a_fork_reads_outlive_their_filesystem(service: Service) -> None:
