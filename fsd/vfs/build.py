@@ -25,6 +25,7 @@ UPLOAD_TIMEOUT: Final = 120.0
 FETCH_TIMEOUT: Final = 60.0
 # Below this a block is always written whole: a patch would save nothing and slow every read.
 PATCH_MIN_BLOCK: Final = 64 * KIB
+PACK_BLOBS: Final = 1024  # of one upload, and of a flight that travels in its commit
 PACK_TARGET: Final = UPLOAD_MAX // 2  # smaller background bodies keep an fsync's latency low
 
 # Where the bytes of a blob come from, kept so that it can be sent again: a list of these, in order.
@@ -226,7 +227,7 @@ class BuildJob:
                 made.append(built)
                 waiting.extend(built.blobs)
                 size += sum(len(b.stored) for b in built.blobs)
-                if size >= PACK_TARGET:
+                if size >= PACK_TARGET or len(waiting) >= PACK_BLOBS:
                     remote.upload(waiting, UPLOAD_TIMEOUT)
                     waiting, size, uploaded = [], 0, True
             done.append((key, made))
@@ -257,7 +258,7 @@ class ResendJob:
                 raise IntegrityError(f"the log no longer holds the bytes of blob {source.hash.hex()}")
             waiting.append(blob)
             size += len(blob.stored)
-            if size >= PACK_TARGET:
+            if size >= PACK_TARGET or len(waiting) >= PACK_BLOBS:
                 remote.upload(waiting, UPLOAD_TIMEOUT)
                 waiting, size = [], 0
         if waiting:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX
+from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
 from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Unlink
 from fsd.vfs.build import Source
 from fsd.vfs.content import Flight
@@ -124,14 +124,15 @@ class CommitQueue:
     def batch(self, most: int) -> list[Queued]:
         """The operations of the next commit: from the head, up to the first that is not made yet."""
         taken: list[Queued] = []
-        size = rows = 0
+        size = rows = count = 0
         for queued in self._ops.values():
             if queued.op is None or len(taken) >= min(most, COMMIT_OPS_MAX):
                 break
             size += sum(len(blob.stored) for blob in queued.blobs)
+            count += len(queued.blobs)
             if isinstance(queued.op, Content):
                 rows += len(queued.op.blocks)
-            if taken and (size > COMMIT_BLOBS_MAX or rows > HEADER_BLOCKS_MAX):
+            if taken and (size > COMMIT_BLOBS_MAX or count > UPLOAD_BLOBS_MAX or rows > HEADER_BLOCKS_MAX):
                 break
             taken.append(queued)
         return taken
