@@ -278,10 +278,14 @@ def test_case_9_answers_that_are_none_do_not_end_the_daemon(case: Case) -> None:
     assert {name: hashed(box.mountpoint / name) for name in sorted(os.listdir(box.mountpoint))} == told
 
 
-def test_case_14_readers_go_on_after_an_outage(case: Case) -> None:
-    """Hundreds of known inodes, 16 readers in loops, the server away for longer than the caches believe."""
+@pytest.mark.parametrize(
+    ("count", "seconds"),
+    [(1500, 4), pytest.param(20_000, 60, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
+)
+def test_case_14_readers_go_on_after_an_outage(case: Case, count: int, seconds: int) -> None:
+    """Many known inodes, 16 readers in loops, the server away for longer than the caches believe."""
     box = case.box()
-    for number in range(1500):
+    for number in range(count):
         directory = box.mountpoint / f"d{number % 15}"
         directory.mkdir(exist_ok=True)
         (directory / f"f{number}").write_bytes(b"%d" % number)
@@ -296,7 +300,7 @@ def test_case_14_readers_go_on_after_an_outage(case: Case) -> None:
     def read(which: int) -> None:
         number = which
         while not stop.is_set():
-            number = (number + 16) % 1500
+            number = (number + 16) % count
             try:
                 text = (box.mountpoint / f"d{number % 15}" / f"f{number}").read_bytes()
             except OSError as exc:
@@ -312,13 +316,12 @@ def test_case_14_readers_go_on_after_an_outage(case: Case) -> None:
     try:
         wait_for(lambda: min(turns) > 5, 20, "the readers to read")
         case.proxy.refuse()
-        stop.wait(4)
+        stop.wait(seconds)
         before = list(turns)
         case.proxy.accept()
         wait_for(lambda: all(now > then for now, then in zip(turns, before)), 10, "all 16 to go on")
     finally:
         stop.set()
-        case.proxy.accept() if case.proxy._listener is None else None
         for thread in readers:
             thread.join(20)
     assert not wrong
@@ -344,6 +347,49 @@ def test_case_15_a_name_that_does_not_resolve_is_an_error_in_time(case: Case) ->
         process.kill()
         process.communicate()
     assert not listed(box)
+
+
+def test_case_15_when_the_name_resolves_no_more_the_mount_goes_on_and_can_be_ended(case: Case) -> None:
+    """Name resolution is taken away from a mount at work, in a namespace with a hosts file of its own."""
+    hosts = case.base / "hosts"
+    hosts.write_text("127.0.0.1 fsd-server.invalid\n")
+    box = Sandbox(
+        case.base / "box", case.fs, endpoint=case.proxy.url.replace("127.0.0.1", "fsd-server.invalid")
+    )
+    argv = ["mount", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state), "--foreground"]
+    with open(case.base / "out", "wb") as out:
+        process = subprocess.Popen(
+            [
+                *("unshare", "-m", "--propagation", "private", "bash", "-c"),
+                'mount --bind "$0" /etc/hosts && exec "$@"',
+                *(os.fspath(hosts), *command(), *argv),
+                *("--insecure", "--no-supervisor", "--io-timeout", "3s", "--stop-timeout", "3s"),
+            ],
+            env=box.env,
+            stdout=out,
+            stderr=out,
+            preexec_fn=die_with_parent,
+        )
+    top = Path(f"/proc/{process.pid}/root{box.mountpoint}")
+    try:
+        wait_for(lambda: "mounted" in (case.base / "out").read_text(), 30, "the mount")
+        (top / "f").write_text("before")
+        wait_for(lambda: case.proxy.count("commits") > 0, 10, "the first commit")
+        hosts.write_text("")
+        case.proxy.cut_all()
+        (top / "g").write_text("meanwhile")
+        with open(top / "g") as file:
+            os.fsync(file.fileno())  # the last known address serves
+        case.proxy.refuse()
+        (top / "h").write_text("left")
+        process.terminate()
+        assert process.wait(10) == 6
+    finally:
+        process.kill()
+        process.wait(10)
+    case.proxy.accept()
+    box.env["FSD_ENDPOINT"] = case.proxy.url
+    assert box.fsd("cat", "/g").stdout == "meanwhile"
 
 
 def test_case_17_a_dead_mount_is_cleaned_up_by_the_next(case: Case) -> None:
