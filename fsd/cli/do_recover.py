@@ -25,6 +25,7 @@ from fsd.model.ops import Content, Create, Setattr, Setxattr
 from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs import decide
+from fsd.vfs.aside import kept
 from fsd.vfs.open import prepare
 from fsd.vfs.open import recover as recover_log
 from fsd.vfs.recover import Report
@@ -156,6 +157,7 @@ def answer(
         "conflicts": report.conflicts if report else 0,
         "superseded": report.kept if report else 0,
         "damaged": report.damaged if report else [],
+        "damaged_logs": [str(path) for path in kept(wanted.state_dir)],
         "refused": refused,
         **decided,
     }
@@ -171,5 +173,10 @@ def answer(
             f"{len(value['damaged'])} files lost bytes when the machine stopped; what is left of the first "
             f"is in {value['damaged'][0]}",
             hint="compare it with the file beside it, then remove one of them",
+        )
+    elif value["damaged_logs"]:
+        error = IntegrityError(
+            f"a log was damaged and could be read only in part; it is kept in {value['damaged_logs'][-1]}",
+            hint="compare what is in the filesystem; when nothing is missed, remove that directory",
         )
     return Document(value, error=error)

@@ -96,6 +96,12 @@ def lock_directory(path: Path, what: str) -> int:
         raise Busy(
             f"{what} {path} is in use by {holder}", hint="stop it first, or use another directory"
         ) from exc
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
+    holder_line = f"pid {os.getpid()}\n".encode()
+    try:
+        # In this order an old line's space is used again: it works on a full disk too.
+        os.pwrite(fd, holder_line, 0)
+        os.ftruncate(fd, len(holder_line))
+    except OSError:
+        os.close(fd)
+        raise
     return fd

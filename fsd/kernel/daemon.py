@@ -40,6 +40,7 @@ from fsd.model.errors import Busy, FsdError, InternalError, Unavailable
 from fsd.model.names import show
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs.open import open_volume
+from fsd.vfs.recover import Report
 from fsd.vfs.types import VolumeOptions
 from fsd.vfs.volume import Volume
 
@@ -127,6 +128,9 @@ class Daemon:
         volume = await self._open()
         if volume is None:
             return
+        for note in volume.recovered.notes() if isinstance(volume.recovered, Report) else ():
+            self.start.channel.say(note)
+            log.warning("%s", note)
         self._wire(volume)
         sock = listen(self.start.directory.socket_path(self.options.mount_id))
         self.update(pid=os.getpid(), supervisor_pid=self.start.supervisor_pid)

@@ -28,7 +28,7 @@ from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
 from fsd.kernel.options import MountOptions
 from fsd.kernel.runtime import Record, RuntimeDir
-from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound
+from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound, UsageError
 
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW: Final = 600.0
@@ -130,7 +130,7 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"the disk under {options.state_dir} is full") from exc
-        raise FsdError(
+        raise UsageError(
             f"the state directory {own} cannot be made: {exc.strerror}", hint="choose --state-dir"
         ) from exc
     record = Record(

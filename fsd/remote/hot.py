@@ -117,10 +117,11 @@ class HttpRemote:
     # Sessions: small JSON calls.
 
     def start_session(self, info: SessionInfo) -> SessionStart:
+        # For people: a path of any bytes is shown as far as JSON can.
         body = {
             "mount_id": info.mount_id,
-            "host": info.host,
-            "path": info.path,
+            "host": _shown(info.host),
+            "path": _shown(info.path),
             "remote_path": info.remote_path,
             "read_only": info.read_only,
             "version": info.version,
@@ -320,6 +321,10 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TypeError("a whole number expected")
     return value
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _previous(row: dict[str, Any]) -> PreviousSession:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ HEAD: Final = struct.Struct(">HBBIQQQI")
 HEAD_CRC: Final = struct.Struct(">I")
 HEAD_LEN: Final = HEAD.size + HEAD_CRC.size
 MAGIC: Final = 0xF5D1
+_MARK: Final = MAGIC.to_bytes(2, "big")
+_SEARCH: Final = MIB  # bytes looked through at a time for records behind a damaged one
 SHIFT: Final = 32
 OFFSET_MASK: Final = (1 << SHIFT) - 1
 # Allocated ahead of the tail. Data may not use the last RESERVE bytes, so that unlink, truncate and the
@@ -38,6 +41,7 @@ AHEAD: Final = 4 * MIB
 RESERVE: Final = MIB
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NAME: Final = "log.%016x"
+_SEGMENT: Final = re.compile(r"log\.([0-9a-f]{16})")
 MARKER: Final = "log-retired"
 SPARE: Final = "spare"  # a file of SPARE_SIZE that gives its space to records which must not fail
 SPARE_SIZE: Final = 2 * MIB
@@ -103,9 +107,9 @@ class Log:
         """The segment numbers present, rising."""
         found = []
         for path in directory.iterdir():
-            stem, _, tail = path.name.partition(".")
-            if stem == "log" and len(tail) == 16:
-                found.append(int(tail, 16))
+            match = _SEGMENT.fullmatch(path.name)
+            if match is not None:
+                found.append(int(match[1], 16))
         return sorted(found)
 
     @classmethod
@@ -148,6 +152,27 @@ class Log:
                 yield record
                 at = after
             self._ends[segment] = at
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last record read or written; 0: none."""
+        return self._number
+
+    def goes_on(self) -> bool:
+        """After a whole `scan`: whether records follow behind the place where it ended, so that it is no torn
+        tail that ended it. The record torn there itself does not count."""
+        for segment, size in self._sizes.items():
+            at = self._ends.get(segment, -HEAD_LEN) + HEAD_LEN
+            while at < size:
+                piece = os.pread(self._fds[segment], _SEARCH, at)
+                found = piece.find(_MARK)
+                while found >= 0:
+                    record = self._record_at(segment, at + found)
+                    if record is not None and record.number > self._number:
+                        return True
+                    found = piece.find(_MARK, found + 1)
+                at += max(1, len(piece) - len(_MARK) + 1)
+        return False
 
     def cut(self, record: Record) -> None:
         """`record`, yielded by `scan` as not whole, ends the log: it and all behind it go, so that what

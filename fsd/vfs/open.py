@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fsd.host.files import lock_directory
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import NotFound, UsageError
+from fsd.model.errors import NoSpace, NotFound, UsageError
 from fsd.model.limits import MIB
 from fsd.model.names import split_path
 from fsd.remote.api import Remote, SessionStart
 from fsd.vfs.core import Core
-from fsd.vfs.log import Log, finish_retiring
+from fsd.vfs.log import FULL, Log, finish_retiring
 from fsd.vfs.recover import Recovery, Report
 from fsd.vfs.refused import count_refused
 from fsd.vfs.resession import session_info
@@ -33,7 +36,8 @@ def open_volume(
     lock = prepare(options)
     try:
         report, first = recover(options, host, remote, cache, patience=patience)
-        volume = _start(options, host, remote, lock, first)
+        with usable(options.state_dir):
+            volume = _start(options, host, remote, lock, first)
         volume.recovered = report
         return volume
     except BaseException:
@@ -43,18 +47,38 @@ def open_volume(
 
 def prepare(options: VolumeOptions) -> int:
     """The state directory exists and is locked; returns the lock's fd. Raises `Busy`."""
-    options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return lock_directory(options.state_dir, "the state directory")
+    with usable(options.state_dir):
+        options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return lock_directory(options.state_dir, "the state directory")
+
+
+@contextmanager
+def usable(state_dir: Path) -> Iterator[None]:
+    """Turns an OSError about what is in the state directory into an `FsdError` that names it."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in FULL:
+            raise NoSpace(
+                f"the disk under the state directory {state_dir} is full",
+                hint=f"free space under {state_dir}",
+            ) from exc
+        raise UsageError(
+            f"the state directory {state_dir} cannot be used: "
+            f"{exc.filename or 'a file in it'}: {exc.strerror}",
+            hint="look at it, or choose another --state-dir; what is in it stays",
+        ) from exc
 
 
 def recover(
     options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
 ) -> tuple[Report | None, int]:
     """Send what an earlier run left in a locked state directory; see `Recovery.run`."""
-    first = finish_retiring(options.state_dir, host)
-    if not Log.segments(options.state_dir):
-        return None, first or 1
-    return Recovery(options, host, remote, cache, patience=patience).run()
+    with usable(options.state_dir):
+        first = finish_retiring(options.state_dir, host)
+        if not Log.segments(options.state_dir):
+            return None, first or 1
+        return Recovery(options, host, remote, cache, patience=patience).run()
 
 
 def segment_size(options: VolumeOptions) -> int:

@@ -8,6 +8,7 @@ later is newer than what is left here, and stays. A file with a damaged range is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from fsd.host.seam import Host
@@ -17,6 +18,7 @@ from fsd.model.errors import NotDrained, UsageError
 from fsd.model.names import recovered_name, show
 from fsd.model.ops import CREATE, Create, Setattr
 from fsd.remote.api import Remote
+from fsd.vfs.aside import put_aside
 from fsd.vfs.build import FROM_LOG
 from fsd.vfs.content import READY, Content, Flight
 from fsd.vfs.core import Core
@@ -51,6 +53,21 @@ class Report:
     refused: int = 0
     kept: int = 0
     damaged: list[str] = field(default_factory=list)
+    log_copy: Path | None = None  # of a log that could be read only in part
+
+    def notes(self) -> list[str]:
+        """What people have to know of it."""
+        found = []
+        if self.log_copy is not None:
+            found.append(
+                f"the log of an earlier run is damaged, and was read only in part; "
+                f"it is kept in {self.log_copy}"
+            )
+        if self.damaged:
+            found.append(
+                f"{len(self.damaged)} files lost bytes when the machine stopped: {self.damaged[0]}, …"
+            )
+        return found
 
 
 class Recovery:
@@ -67,19 +84,25 @@ class Recovery:
         number to begin the next log with. Raises `NotDrained` or what the server said; then the log stays."""
         log = Log.reopen(self.options.state_dir, self.host, segment_size=self.options.segment_size)
         try:
-            replay = Replay(log, self.host)
+            aside: list[Path] = []
+            replay = Replay(log, self.host, lambda: self._put_aside(log, aside))
             replay.run()
+            report = Report(0, log_copy=aside[0]) if aside else None
             if replay.state is None:
-                return None, log.retire()
+                return report, log.retire()
             self._check(replay)
             if not replay.ops and not any(p.changes for p in replay.files.values()):
-                return None, log.retire()
+                return report, log.retire()
             log.cut_tails()
             report = self._send(log, replay)
+            report.log_copy = aside[0] if aside else None
             return report, log.retire()
         except BaseException:
             log.abandon()
             raise
+
+    def _put_aside(self, log: Log, aside: list[Path]) -> None:
+        aside.append(put_aside(self.options.state_dir, log, self.host))
 
     def _check(self, replay: Replay) -> None:
         assert replay.state is not None

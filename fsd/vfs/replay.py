@@ -6,6 +6,7 @@ After a power cut (another boot id) the log's tail may be lost, and single paylo
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fsd.host.seam import Host
@@ -72,9 +73,11 @@ class Past:
 class Replay:
     """See the module. One use."""
 
-    def __init__(self, log: Log, host: Host) -> None:
+    def __init__(self, log: Log, host: Host, aside: Callable[[], None]) -> None:
+        """`aside` is called, before anything of the log is changed, when it is damaged in the middle."""
         self.log = log
         self.host = host
+        self._aside = aside
         self.state: State | None = None
         self.wire = WireMap()
         self.files: dict[int, Past] = {}
@@ -89,9 +92,14 @@ class Replay:
     def run(self) -> None:
         for record in self.log.scan():
             if not record.whole and not (self.doubtful and record.kind == logs.WRITE):
+                if not self.doubtful:
+                    self._aside()
                 self.log.cut(record)  # the order of operations ends here
-                break
+                return
             self._apply(record)
+        # After a power cut pages reach the disk in any order: there what lies behind a hole may be lost.
+        if not self.doubtful and self.log.goes_on():
+            self._aside()
 
     def _payload(self, record: Record) -> bytes:
         return self.log.read(record.pos, record.length)

@@ -229,3 +229,139 @@ def test_a_disk_filled_by_others_under_the_state_directory(
             box.close()
     for name, data in {**written, "late": b"late"}.items():
         assert process("cat", f"/{name}", env=shared_fs.env).out == data
+
+
+# State directories that are not what a mount left.
+
+
+def _flip(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def _logs(box: Sandbox) -> tuple[Path, list[Path]]:
+    """The mount's own state directory and the segments in it."""
+    (own,) = (box.state / "mounts").iterdir()
+    return own, sorted(own.glob("log.*"))
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("at", [0, 60, 1500], ids=["first header", "first payload", "data"])
+def test_a_log_damaged_in_the_middle_is_told_and_kept(
+    shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path, at: int
+) -> None:
+    """What cannot be read is not deleted as if it had been sent."""
+    box = Sandbox(tmp_path, shared_fs, endpoint=proxy.url)
+    try:
+        box.mount()
+        (box.mountpoint / "early").write_bytes(b"early")
+        proxy.refuse()
+        (box.mountpoint / "a").write_bytes(b"a" * 5000)
+        (box.mountpoint / "b").write_bytes(b"only copy of b" * 100)
+        box.kill()
+        box.detach()
+        own, (segment,) = _logs(box)
+        _flip(segment, at)
+        before = segment.read_bytes()
+        proxy.accept()
+        argv = ("mount", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state), *box.options)
+        done = box.fsd(*argv)
+        box.pids.append(json.loads(done.stdout)["pid"])
+        (copy,) = (own / "damaged").glob("*/log.*")
+        assert copy.read_bytes() == before
+        assert str(copy.parent) in done.stderr
+        assert str(copy.parent) in box.logs()
+        box.unmount()
+        found = box.fsd(
+            "recover", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state), check=False
+        )
+        assert found.returncode == 1
+        assert json.loads(found.stdout)["damaged_logs"] == [os.fspath(copy.parent)]
+    finally:
+        box.close()
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(60)
+def test_a_torn_tail_is_no_damage(shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path) -> None:
+    box = Sandbox(tmp_path, shared_fs, endpoint=proxy.url)
+    try:
+        box.mount()
+        (box.mountpoint / "early").write_bytes(b"early")
+        proxy.refuse()
+        (box.mountpoint / "a").write_bytes(b"a" * 5000)
+        box.kill()
+        box.detach()
+        own, (segment,) = _logs(box)
+        with open(segment, "ab") as file:
+            file.write(os.urandom(3000))
+        proxy.accept()
+        box.mount()
+        assert (box.mountpoint / "a").read_bytes() == b"a" * 5000
+        assert not (own / "damaged").exists()
+        box.unmount()
+    finally:
+        box.close()
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["log", "lock", "refused"])
+def test_a_directory_or_file_in_the_way_is_named(shared_fs: TestFs, tmp_path: Path, what: str) -> None:
+    box = Sandbox(tmp_path, shared_fs)
+    try:
+        box.mount()
+        box.unmount()
+        (own,) = (box.state / "mounts").iterdir()
+        way = own / {"log": "log.0000000000000009", "lock": "lock", "refused": "refused"}[what]
+        way.unlink(missing_ok=True)
+        if what == "refused":
+            way.write_bytes(b"")
+        else:
+            way.mkdir()
+        (own / "log.zzzzzzzzzzzzzzzz").write_bytes(b"not a segment")
+        argv = ("mount", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state), "--no-supervisor")
+        done = box.fsd(*argv, check=False)
+        assert done.returncode == 2, done.stderr
+        assert os.fspath(own) in done.stderr
+        assert "ExceptionGroup" not in done.stderr
+        assert not os.path.ismount(box.mountpoint)
+        assert way.exists()
+    finally:
+        box.close()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("state", ["/proc/nothing", "/dev/null/x", __file__])
+def test_a_state_directory_that_cannot_be(shared_fs: TestFs, tmp_path: Path, state: str) -> None:
+    point = tmp_path / "m"
+    point.mkdir()
+    refused(process("mount", str(point), "--state-dir", state, env=shared_fs.env), 2, state)
+    assert not os.path.ismount(point)
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(60)
+def test_a_mount_point_of_any_bytes(shared_fs: TestFs, tmp_path: Path) -> None:
+    base = os.fsencode(tmp_path)
+    state = base + b"/state"
+    for name in (b"\xff\xfe", b"a b\n\t\\c", "ü日".encode() * 40):
+        point = base + b"/" + name
+        os.mkdir(point)
+        argv = ("mount", point, "--state-dir", state)
+        try:
+            found = process(*argv, env=shared_fs.env)
+            assert found.code == 0, found.err
+            with open(point + b"/f", "wb") as file:
+                file.write(name)
+            assert process("status", point, env=shared_fs.env).code == 0
+        finally:
+            found = process("unmount", point, env=shared_fs.env)
+        assert found.code == 0, found.err
+        assert process("cat", "/f", env=shared_fs.env).out == name
+    sessions = process("mounts", "--all", env=shared_fs.env).json["sessions"]
+    assert len(sessions) == 3
