@@ -124,5 +124,5 @@ SAMPLES = {
     "target": "plan.md",
     "link_path": "/tasks/latest",
     "source_path": "/tasks/plan.md",
-    "pattern": "TODO",
+    "pattern": "error",
 }

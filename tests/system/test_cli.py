@@ -463,18 +463,18 @@ def test_one_document_on_stdout_and_nothing_else(shared_fs: TestFs) -> None:  # 
 
 
 def test_run_without_a_mount(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
-    fsd(shared_fs, "cp", "-", ":/work/in", stdin=b"1")
+    fsd(shared_fs, "cp", "-", ":/jobs/in", stdin=b"1")
     env = {**shared_fs.env, "XDG_STATE_HOME": str(tmp_path)}
     script = "cat in; echo 2 > out; mkdir d; mv in d/in; exit 3"
-    found = process("run", "--path", "/work", "--", "sh", "-c", script, env=env)
+    found = process("run", "--path", "/jobs", "--", "sh", "-c", script, env=env)
     assert found.code == 3
     assert found.out == b"1"
-    assert fsd(shared_fs, "cat", "/work/out").out == b"2\n"
-    assert fsd(shared_fs, "cat", "/work/d/in").out == b"1"
-    assert fsd(shared_fs, "cat", "/work/in", code=5)
+    assert fsd(shared_fs, "cat", "/jobs/out").out == b"2\n"
+    assert fsd(shared_fs, "cat", "/jobs/d/in").out == b"1"
+    assert fsd(shared_fs, "cat", "/jobs/in", code=5)
     assert list((tmp_path / "fsd" / "run").iterdir()) == []
-    assert process("run", "--path", "/work", env=env).code == 2
-    missing = process("run", "--path", "/work", "--", "no-such-command", env=env)
+    assert process("run", "--path", "/jobs", env=env).code == 2
+    missing = process("run", "--path", "/jobs", "--", "no-such-command", env=env)
     assert missing.code == 127
     assert "no-such-command" in missing.err
 
