@@ -5,6 +5,7 @@ Real processes; the copy has the same paths, so the same mount id, as a clone by
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -287,6 +288,33 @@ def test_two_sandboxes_from_one_snapshot(trusted: Server, tmp_path: Path) -> Non
         names = play.check(conflicts=False)
         assert {"unsent-moved", "first-2", "second-2"} <= names
         assert "shared" not in names
+
+
+def test_a_copy_mounted_at_another_place(trusted: Server, tmp_path: Path) -> None:
+    """Its state belongs to the first place: it is named at start, kept, and sent by `fsd recover`."""
+    with scene(trusted, tmp_path) as play:
+        assert os.listdir(play.first.mountpoint) == []
+        play.proxy.refuse()
+        play.work(play.first.mountpoint, "unsent")
+        with frozen(play.first):
+            copied = copy_of(play.first, tmp_path / "copy")
+        old = os.fspath(play.first.mountpoint)
+        play.first.lose()  # the first is gone for good, its unsent changes with it
+        play.proxy.accept()
+        other = Sandbox(tmp_path / "other", play.fs, state=copied / "state")
+        try:
+            argv = ("mount", os.fspath(other.mountpoint), "--state-dir", os.fspath(other.state))
+            told = other.fsd(*argv, "--no-supervisor", "--output", "json")
+            other._note(json.loads(told.stdout))
+            assert old in told.stderr, told.stderr
+            assert os.listdir(other.mountpoint) == []
+            sent = other.json("recover", old, "--state-dir", os.fspath(other.state))
+            assert sent["status"] == "recovered"
+            wait_for(lambda: (other.mountpoint / "unsent-moved").exists(), 5, "the mount to show it")
+            other.unmount()
+        finally:
+            other.close()
+        play.check(conflicts=False)
 
 
 LOAD = """
