@@ -224,7 +224,7 @@ def query_int(request: Request, name: str, default: int, low: int, high: int) ->
     text = request.query_params.get(name)
     if text is None or text == "":
         return default
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or not low <= int(text) <= high:
         raise UsageError(f"{name} is a whole number from {low} to {high}")
     return int(text)
 

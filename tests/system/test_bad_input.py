@@ -365,3 +365,14 @@ def test_a_mount_point_of_any_bytes(shared_fs: TestFs, tmp_path: Path) -> None:
         assert process("cat", "/f", env=shared_fs.env).out == name
     sessions = process("mounts", "--all", env=shared_fs.env).json["sessions"]
     assert len(sessions) == 3
+
+
+def test_find_by_time(shared_fs: TestFs) -> None:
+    assert shared_fs.ask("PUT", "/files/f", b"x").status == 200
+    for flags, names in (
+        (("--newer", "2026-01-31"), ["f"]),
+        (("--older", "2026-01-31"), []),
+        (("--newer", "1971-01-01", "--older", "2200-01-01T00:00:00Z"), ["f"]),
+    ):
+        found = process("find", "/", *flags, env=shared_fs.env)
+        assert [one["name"] for one in found.json["matches"]] == names, flags
