@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from fsd.client.identity import Identity
 from fsd.model.errors import FsdError, NotFound, UsageError
 
 WAIT: Final = 600.0
+KEY_WAIT: Final = 15.0  # a server's first start writes its admin key within this many seconds
 
 
 def control(context: Context, identity: Identity) -> Control:
@@ -21,6 +24,8 @@ def control(context: Context, identity: Identity) -> Control:
 
 
 def create(context: Context, args: SimpleNamespace) -> Document:
+    if args.wait:
+        _await_key(context, args.admin_key_file)
     api = control(context, context.admin())
     made = api.create(args.display_name, values.labels(args.label) or None)
     error: FsdError | None = None
@@ -33,6 +38,18 @@ def create(context: Context, args: SimpleNamespace) -> Document:
     if context.long:
         made["credentials_stored"] = False
     return Document(made, error=error)
+
+
+def _await_key(context: Context, path: str | None) -> None:
+    """Until the file of the admin key is there: `fsd serve … & fsd create --wait …` meets a server that
+    just starts, and the key is made at its first start. Says so; when it does not come the caller's own
+    reading tells the error. The connection has its own patience."""
+    if path is None or path == "-" or os.path.lexists(path):
+        return
+    context.say(f"waiting for `fsd serve` to write {path}")
+    deadline = context.host.monotonic() + KEY_WAIT
+    while not os.path.lexists(path) and context.host.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def list_all(context: Context, args: SimpleNamespace) -> Document:

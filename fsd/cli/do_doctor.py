@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import fcntl
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd import __version__
+from fsd.cli import leftovers
 from fsd.cli.context import Context
 from fsd.cli.output import Document, align
 from fsd.client.control import Control
@@ -82,7 +82,7 @@ def check_fuse(found: Findings) -> bool:
     try:
         require_fuse()
     except FsdError as exc:
-        found.add("fuse", WARNING, exc.message, exc.hint)
+        found.add("fuse", WARNING, exc.message, exc.hint.removesuffix("; `fsd doctor` tells more"))
         return False
     helper = shutil.which("fusermount3")
     if os.geteuid() == 0:
@@ -118,6 +118,8 @@ def check_mounts(context: Context, found: Findings) -> None:
             found.add("mount", OK, f"{entry.path} is mounted ({entry.source})")
         elif answer is None:
             found.add("mount", WARNING, f"{entry.path} does not answer", f"see `fsd status {entry.path}`")
+        elif isinstance(answer, PermissionError):
+            found.add("mount", OK, f"{entry.path} is another user's ({entry.source})")
         else:
             hint = f"the next `fsd mount {entry.path}` cleans it up; `fsd unmount --lazy {entry.path}` too"
             found.add("mount", WARNING, f"{entry.path} is dead: {answer}", hint)
@@ -137,36 +139,11 @@ def check_state(context: Context, args: SimpleNamespace, found: Findings) -> Non
         found.add("state", WARNING, f"only {free // 2**20} MiB are free under {where}", hint)
     else:
         found.add("state", OK, f"{root}, {free / GIB:.1f} GiB free")
-    for name, left in leftovers(root):
-        hint = "`fsd mount` or `fsd recover` of the same place sends it"
-        found.add("left-over", WARNING, f"{name}: {left} bytes of log that no running mount holds", hint)
+    for left in leftovers.find(context, root):
+        found.add("left-over", WARNING, left.told, left.command)
     for place in left_overs(root / "run"):
         hint = f"fsd run --push-left {place}"
         found.add("left-over", WARNING, f"{place} holds what an `fsd run` did not push", hint)
-
-
-def leftovers(root: Path) -> list[tuple[Path, int]]:
-    """State directories with a log that no process holds, and its size."""
-    from fsd.vfs.log import NAME, Log
-
-    found = []
-    for place in sorted(root.glob("mounts/*")):
-        segments = Log.segments(place)
-        if segments and not _held(place / "lock"):
-            found.append((place, sum((place / (NAME % number)).stat().st_size for number in segments)))
-    return found
-
-
-def _held(lock: Path) -> bool:
-    """Whether a running mount holds the state directory's lock."""
-    try:
-        with open(lock, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def check_server(context: Context, found: Findings) -> bool:

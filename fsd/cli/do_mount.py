@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from fsd.cli import local
+from fsd.cli import leftovers, local
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_control import control
 from fsd.cli.do_files import files, shown_name
@@ -20,6 +21,9 @@ from fsd.model.errors import FsdError, NotFound, UsageError
 from fsd.model.limits import IO_TIMEOUT, MIB
 from fsd.model.names import LOST_DIR
 from fsd.model.token import parse
+
+if TYPE_CHECKING:
+    from fsd.kernel.options import MountOptions
 
 LONG_TIMEOUT: Final = 30.0  # what ti's drain and unmount wait
 CONFLICT_PATTERNS: Final = (b"*.conflict-*", b"*.recovered-*")
@@ -48,7 +52,7 @@ def state_dir(context: Context, args: SimpleNamespace) -> Path:
     return Path(os.path.abspath(chosen)) if chosen else context.env.state_root()
 
 
-def mount_options(context: Context, args: SimpleNamespace) -> Any:
+def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
     """`MountOptions` from the flags."""
     from fsd.kernel.options import CACHE_BYTES, MountOptions
 
@@ -86,10 +90,21 @@ def mount_options(context: Context, args: SimpleNamespace) -> Any:
     )
 
 
+def _name_left_overs(context: Context, options: MountOptions) -> None:
+    """What mounts of other places left is not sent by this one: say so, or it is forgotten."""
+    from fsd.kernel.mountpoint import resolve
+
+    own = replace(options, mountpoint=resolve(options.mountpoint)).mount_id
+    for left in leftovers.find(context, options.state_dir):
+        if left.place.name != own:
+            context.say(f"note: {left.told}; {left.command}")
+
+
 def mount(context: Context, args: SimpleNamespace) -> Result:
     from fsd.kernel import supervisor
 
     options = mount_options(context, args)
+    _name_left_overs(context, options)
     code = supervisor.mount(options)
     if args.foreground or code:
         return Raw(code)

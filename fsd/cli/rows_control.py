@@ -24,8 +24,8 @@ ROWS: Final = (
         "do_serve:serve", identity="",
         flags=(
             flag("--data-dir", "where everything is kept; made if absent", metavar="DIR", required=True),
-            flag("--listen", "address; port 0 picks a free one", values.listen, metavar="HOST:PORT",
-                 default=("127.0.0.1", 8420)),
+            flag("--listen", "address (default 127.0.0.1:8420); port 0 picks a free one", values.listen,
+                 metavar="HOST:PORT", default=("127.0.0.1", 8420)),
             flag("--public-url", "URL the tokens name (default: http:// + the listen address)",
                  metavar="URL"),
             flag("--database", "postgresql://… instead of SQLite in DIR; else FSD_DATABASE_URL",
@@ -49,7 +49,7 @@ ROWS: Final = (
         flags=(
             flag("--display-name", "a name for people", metavar="NAME"),
             flag("--label", "label", values.pair, metavar="K=V", many=True),
-            switch("--wait", "return when its root can be read (within 10 minutes)"),
+            switch("--wait", "also wait for a starting server, and until the root can be read"),
             flag("--quota", "", metavar="SIZE", refuse="quotas come with a later release"),
         ),
     ),

@@ -54,6 +54,8 @@ SWITCH_INTERVAL: Final = 0.0005
 HANG: Final = 10.0
 OPEN_RETRY: Final = 1.0
 REPORT: Final = 5.0
+# So long the FUSE thread has to erase a log nobody needs any more before the process ends.
+CLOSE: Final = 1.0
 
 
 def run(options: MountOptions, start: Start) -> NoReturn:
@@ -417,6 +419,8 @@ class Daemon:
             utab.leave(self.place)
         self.update(state=runtime.ENDED, ended=ended)
         self.start.directory.socket_path(self.options.mount_id).unlink(missing_ok=True)
+        if self.machine is not None and not self.machine.closed.wait(CLOSE):
+            log.warning("the log was not closed in time; the next mount does what is left")
 
 
 def _cache_name(options: MountOptions) -> str:

@@ -8,6 +8,7 @@ say so.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +72,8 @@ class Machine:
         self._parked: dict[int, Parked] = {}
         self._next_key = 0
         self._stopped = False
+        # Set when `stop` is done; any thread may wait for it.
+        self.closed = threading.Event()
         # Takes what the kernel has to forget beside what the feed tells; loop's thread.
         self.invalidated: Callable[[list[Invalidation]], None] | None = None
         self.beat = host.monotonic()
@@ -206,3 +209,5 @@ class Machine:
             self.volume.close()
         except (OSError, FsdError):
             log.exception("closing the log failed")
+        finally:
+            self.closed.set()

@@ -1,0 +1,158 @@
+"""The README, word for word, and what somebody who follows it runs into."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cli import command, inside
+from support.processes import free_ports
+from support.sandbox import Sandbox
+from support.server import Server, clean_env
+from support.wait import wait_for
+
+from fsd.kernel import mountpoint
+
+README = Path(__file__).parent.parent.parent / "README.md"
+BIN = Path(sys.executable).parent
+
+
+def blocks(heading: str) -> list[str]:
+    """The shell blocks under a heading of the README."""
+    section = README.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+
+
+def shell(script: str, where: Path, name: str, **env: str) -> str:
+    """Run it as a new user's shell would, in an environment of nothing else; what it printed."""
+    kept = {"FSD_TEST_RUN": os.environ["FSD_TEST_RUN"]} if "FSD_TEST_RUN" in os.environ else {}
+    base = {"PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": os.fspath(where), "LANG": "C.UTF-8"}
+    out, err = where / f"{name}.out", where / f"{name}.err"
+    with out.open("wb") as to, err.open("wb") as errors:
+        done = subprocess.run(
+            ["bash", "-euc", script], cwd=where, env={**base, **kept, **env}, stdin=subprocess.DEVNULL,
+            stdout=to, stderr=errors, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, f"{script}\n{out.read_text()}\n{err.read_text()}"
+    return out.read_text()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A directory to work in; the server the README starts there ends with the test."""
+    yield tmp_path
+    subprocess.run(["umount", "-l", os.fspath(tmp_path / "work")], capture_output=True, check=False)
+    pid = tmp_path / "server.pid"
+    if pid.exists():
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.kernel
+def test_the_readme_word_for_word(home: Path) -> None:
+    start, first, replacement = blocks("First file in five minutes")
+    port = f":{free_ports(1)[0]}"
+    lines = [line for line in start.splitlines() if "scripts/setup" not in line and "export PATH" not in line]
+    assert len(lines) == len(start.splitlines()) - 2
+    # Nothing is waited for between the lines: `create --wait` meets a server that just starts.
+    script = "\n".join(lines).replace(":8333", port) + "\necho $! > server.pid\n"
+    token = shell(script, home, "server").strip()
+    assert token.startswith("fsd1."), token
+    assert (home / "data" / "admin.key").stat().st_mode & 0o777 == 0o600
+    values = "export FSD_TOKEN=… FSD_REGION_CODE=local"
+    assert values in first
+    shell(first.replace("…", token), home, "first")
+    printed = shell(replacement, home, "replacement", FSD_TOKEN=token, FSD_REGION_CODE="local")
+    assert printed.startswith("# Plan\n1. inspect\n")
+    assert '"step": "inspection-complete"' in printed
+    assert '"status": "unmounted"' in printed
+    assert list((home / "work").iterdir()) == []
+
+
+def test_create_with_wait_comes_before_its_server(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server")
+    server.port = free_ports(1)[0]
+    key = server.data_dir / "admin.key"
+    said = tmp_path / "said"
+    argv = ["create", "--wait", "--admin-key-file", os.fspath(key), "--query", "status", "--output", "text"]
+    with said.open("wb") as errors:
+        early = subprocess.Popen(
+            [*command(), *argv],
+            env=clean_env(FSD_ENDPOINT=server.url),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+    try:
+        wait_for(
+            lambda: b"waiting for `fsd serve`" in said.read_bytes(), 10, "the command to say that it waits"
+        )
+        server.start()
+        out, _ = early.communicate(timeout=40)
+        assert early.returncode == 0, said.read_text()
+        assert out == b"active\n"
+    finally:
+        early.kill()
+        early.wait(10)
+        server.end()
+
+
+@pytest.mark.kernel
+def test_what_was_left_is_named_with_the_command_that_sends_it(server: Server, tmp_path: Path) -> None:
+    box = Sandbox(tmp_path / "box", server.create())
+    place, state = os.fspath(box.mountpoint), os.fspath(box.state)
+    other = tmp_path / "other"
+    other.mkdir()
+
+    def named() -> str:
+        return box.fsd("doctor", "--state-dir", state, "--output", "text").stdout
+
+    try:
+        box.mount()
+        assert os.listdir(box.mountpoint) == []  # known from here on without the server
+        os.kill(server.pid, signal.SIGSTOP)
+        (box.mountpoint / "kept").write_text("kept\n")
+        assert box.fsd("unmount", place, "--timeout", "1s", check=False).returncode == 6
+        os.kill(server.pid, signal.SIGCONT)
+        send = f"fsd recover {place} --state-dir {state}"
+        assert f"`{send}`" in named()
+        # A mount of another place says so; its own clean end leaves nothing to be named.
+        for _ in range(3):
+            mounted = box.fsd("mount", os.fspath(other), "--state-dir", state, "--read-only")
+            assert f"`{send}`" in mounted.stderr
+            box.fsd("unmount", os.fspath(other))
+            assert named().count("no running mount holds") == 1
+        box.fsd(*send.split()[1:])
+        assert "no running mount holds" not in named()
+        assert box.fsd("cat", "/kept").stdout == "kept\n"
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        box.fsd("unmount", os.fspath(other), "--lazy", "--ignore-absent", check=False)
+        box.close()
+
+
+def test_a_log_that_only_waits_to_be_erased_is_no_left_over(tmp_path: Path) -> None:
+    place = tmp_path / "mounts" / "0123456789abcdef"
+    place.mkdir(parents=True)
+    for number in (3, 4):
+        (place / f"log.{number:016x}").write_bytes(b"x" * 10)
+    (place / "log-retired").write_text("4\n")
+    doctor = ("doctor", "--state-dir", os.fspath(tmp_path), "--output", "text")
+    assert "no running mount holds" not in inside(*doctor).text
+    (place / "log.0000000000000005").write_bytes(b"x" * 7)
+    assert f"{place}: 7 bytes of log that no running mount holds" in inside(*doctor).text
+
+
+def test_a_mount_one_may_not_look_at_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do about a dead mount would be harm to another user's living one."""
+    line = b"1 2 0:3 / /secret/m rw - fuse.fsd fsd:fs_aaaaaaaaaaaaaaaaaaaa:0123456789abcdef rw\n"
+    (entry,) = mountpoint.parse_mountinfo(line)
+    monkeypatch.setattr(mountpoint, "list_mounts", lambda: [entry])
+    monkeypatch.setattr(mountpoint, "answers", lambda _path: PermissionError(13, "Permission denied"))
+    found = inside("doctor", "--state-dir", os.fspath(tmp_path), "--output", "text").text
+    assert "/secret/m is another user's" in found
+    assert "--lazy" not in found
