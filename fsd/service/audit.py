@@ -158,6 +158,7 @@ class _Audit:
             for row in self.all("SELECT ino, mode, size FROM inode WHERE fs=? AND died=140737488355327")
         }
         refs: dict[bytes, int] = defaultdict(int)
+        lengths = dict(self.all("SELECT hash, raw_len FROM blob WHERE fs=?"))
         used = 0
         for table, idx in (("inode", "0"), ("block", "idx")):
             rows = self.all(f"SELECT ino, {idx}, parts, died FROM {table} WHERE fs=? AND parts IS NOT NULL")
@@ -170,6 +171,8 @@ class _Audit:
                     continue
                 for digest in blocks.hashes(parts):
                     refs[digest] += 1
+                if any(part.boff + part.length > lengths.get(part.hash, BLOCK) for part in parts):
+                    self.say("blob before name", where, "it names bytes behind the end of a blob")
                 if died == MAX:
                     used += blocks.stored_bytes(parts)
                     self.fits(where, parts, int(at), files.get(ino))

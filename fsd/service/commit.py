@@ -11,12 +11,13 @@ The transaction may run again (see `Database.write`), so nothing outside it chan
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
 
@@ -48,6 +49,7 @@ from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
 
 T = TypeVar("T")
+Named: TypeAlias = dict[int, dict[bytes, int]]  # operation → blob → end of the bytes it names of it
 OPNO_MAX: Final = 2**62  # the next number fits a database column too
 _DIGEST: Final = 8
 _APPLIED: Final = struct.Struct(f">Q{_DIGEST}s")
@@ -74,12 +76,13 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A commit made ready outside the transaction. `named`: the blobs each content operation names;
-    `refused`: operations that are wrong in themselves; `digests`: one for each operation."""
+    """A commit made ready outside the transaction. `named`: the blobs each content operation names, and up
+    to which of their bytes; `refused`: operations that are wrong in themselves; `digests`: one for each
+    operation."""
 
     commit: Commit
     ops: list[Op]
-    named: dict[int, set[bytes]]
+    named: Named
     refused: dict[int, Outcome]
     digests: dict[int, bytes]
     prepared: Prepared | None
@@ -150,14 +153,14 @@ class Commits:
             return CommitAnswer(told_seq - 1, session.ticket, seen[-1].opno + 1, told, (), 0), False
         rest = work.ops
         folding.insert(tx, self._packs)
-        missing = self._missing(tx, fs, rest, work)
+        missing, refused = self._missing(tx, fs, rest, work)
         if missing:
             return (
                 CommitAnswer(state.seq, session.ticket, session.next_op, (), tuple(missing), 0),
                 False,
             )
         rules = self._rules(tx, fs, state, session, folding)
-        outcomes, done, need_full = _apply(rules, rest, work.refused)
+        outcomes, done, need_full = _apply(rules, rest, {**work.refused, **refused})
         moved = self._write(tx, fs, state, rules, session.id)
         next_op = done[-1].opno + 1 if done else session.next_op
         seq = state.seq + 1 if moved else state.seq
@@ -166,14 +169,19 @@ class Commits:
         self._note(tx, session, work, done, outcomes, answer)
         return answer, moved
 
-    def _missing(self, tx: Tx, fs: FsRef, rest: list[Op], work: _Work) -> list[bytes]:
+    def _missing(
+        self, tx: Tx, fs: FsRef, rest: list[Op], work: _Work
+    ) -> tuple[list[bytes], dict[int, Outcome]]:
+        """Store what came along; which named blobs are not there, and operations that want more of one than
+        there is."""
         if work.prepared is not None:
             self._packs.insert(tx, work.prepared)
-        named: set[bytes] = set()
-        for op in rest:
-            if op.opno in work.named:
-                named |= work.named[op.opno]
-        return self._packs.missing(tx, fs.id, named) if named else []
+        named = {op.opno: work.named[op.opno] for op in rest if op.opno in work.named}
+        wanted: set[bytes] = set().union(*named.values()) if named else set()
+        if not wanted:
+            return [], {}
+        lengths = self._packs.lengths(tx, fs.id, wanted)
+        return sorted(wanted - lengths.keys()), beyond(named, lengths)
 
     def _rules(self, tx: Tx, fs: FsRef, state: FsState, session: SessionRow, folding: _Folding) -> Rules:
         redirects, moved = _load_redirects(tx, session.id)
@@ -300,8 +308,10 @@ class Commits:
             self._packs.insert(tx, prepared)
         named, refused = examine(ops)
         wanted: set[bytes] = set().union(*named.values()) if named else set()
-        if wanted and self._packs.missing(tx, fs.id, wanted):
+        lengths = self._packs.lengths(tx, fs.id, wanted) if wanted else {}
+        if wanted - lengths.keys():
             raise Unavailable("content uploaded for this is not stored any more", hint="try again")
+        refused.update(beyond(named, lengths))
         rules.view.prefetch(ops, {})
         for op in ops:
             try:
@@ -353,10 +363,21 @@ def lock(tx: Tx, fs: FsRef, who: Grant | None = None) -> FsState:
     return FsState(*hold(tx, fs, who))
 
 
-def examine(ops: Sequence[Op]) -> tuple[dict[int, set[bytes]], dict[int, Outcome]]:
-    """For each content operation the blobs it names; and outcomes of those that are wrong in themselves.
-    Raises `UsageError` for parts that cannot be read."""
-    named: dict[int, set[bytes]] = {}
+def beyond(named: Named, lengths: dict[bytes, int]) -> dict[int, Outcome]:
+    """Outcomes of operations that name bytes behind the end of a blob: those are stored nowhere. Blobs that
+    are not in `lengths` are the caller's."""
+    reason = "it names bytes behind the end of a blob"
+    return {
+        opno: Outcome(opno, REFUSED, errno.EINVAL, 0, 0, b"", reason)
+        for opno, ends in named.items()
+        if any(end > lengths.get(digest, end) for digest, end in ends.items())
+    }
+
+
+def examine(ops: Sequence[Op]) -> tuple[Named, dict[int, Outcome]]:
+    """What each content operation names; and outcomes of those that are wrong in themselves. Raises
+    `UsageError` for parts that cannot be read."""
+    named: Named = {}
     refused: dict[int, Outcome] = {}
     for op in ops:
         if op.kind != CONTENT:
@@ -366,11 +387,13 @@ def examine(ops: Sequence[Op]) -> tuple[dict[int, set[bytes]], dict[int, Outcome
         except Refuse as no:
             refused[op.opno] = Outcome(op.opno, REFUSED, no.errno, 0, 0, b"", no.reason)
             continue
-        found: set[bytes] = set()
+        ends: dict[bytes, int] = {}
         for one in parts:
             for part in one:
-                found.add(part.hash)
-        named[op.opno] = found
+                end = part.boff + part.length
+                if end > ends.get(part.hash, 0):
+                    ends[part.hash] = end
+        named[op.opno] = ends
     return named, refused
 
 

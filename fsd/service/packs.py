@@ -183,8 +183,11 @@ class Packs:
     def missing(self, tx: Tx, fs: int, hashes: set[bytes]) -> list[bytes]:
         """Those of `hashes` that are not stored, in order. The others count as fresh from now on, so that no
         sweep takes them before the answer was used (invariant 5)."""
-        stored = _refresh(tx, fs, hashes, self._host.wall_ns())
-        return sorted(hashes - stored)
+        return sorted(hashes - self.lengths(tx, fs, hashes).keys())
+
+    def lengths(self, tx: Tx, fs: int, hashes: set[bytes]) -> dict[bytes, int]:
+        """As `missing`, the other way round: those that are stored, and how many bytes they have."""
+        return _refresh(tx, fs, hashes, self._host.wall_ns())
 
     def adjust(self, tx: Tx, fs: int, deltas: dict[bytes, int]) -> None:
         """Change the reference counts of stored blobs, in order of hash (invariant 3, *counted*)."""
@@ -301,15 +304,16 @@ def _stored(tx: Tx, fs: int, hashes: Sequence[bytes]) -> set[bytes]:
     return found
 
 
-def _refresh(tx: Tx, fs: int, hashes: set[bytes], now: int) -> set[bytes]:
-    """Mark stored ones of `hashes` as used now; which those are."""
-    found: set[bytes] = set()
+def _refresh(tx: Tx, fs: int, hashes: set[bytes], now: int) -> dict[bytes, int]:
+    """Mark stored ones of `hashes` as used now; which those are, and their lengths."""
+    found: dict[bytes, int] = {}
     for some in chunks(sorted(hashes)):
         marks, params = in_list(some)
         rows = tx.all(
-            f"UPDATE blob SET fresh=? WHERE fs=? AND hash IN {marks} RETURNING hash", [now, fs, *params]
+            f"UPDATE blob SET fresh=? WHERE fs=? AND hash IN {marks} RETURNING hash, raw_len",
+            [now, fs, *params],
         )
-        found |= {row[0] for row in rows}
+        found.update((row[0], int(row[1])) for row in rows)
     return found
 
 

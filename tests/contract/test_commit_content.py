@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 
 import pytest
@@ -16,7 +17,8 @@ from fsd.model.errors import (
 from fsd.model.limits import (
     BLOCK,
 )
-from fsd.model.ops import CONFLICT, Content
+from fsd.model.ops import CONFLICT, REFUSED, Content
+from fsd.service.audit import audit
 from fsd.wire.frame import make_blob
 
 # Content.
@@ -65,6 +67,31 @@ def test_a_part_behind_the_end_of_the_file_is_cut(bench: Bench) -> None:
     m.add(Content(m.number(), ops.CONTENT, ino, 0, 8, (), False, None, 1, 1))
     m.commit()
     assert bench.read(bench.find("f")) == b"0123\0\0\0\0"
+
+
+def test_bytes_that_no_blob_has_are_refused(bench: Bench) -> None:
+    """A hash alone says nothing of how many bytes there are; content of them would be torn when read."""
+    m = bench.mount()
+    blob = make_blob(b"0123456789")
+    m.blobs[blob.hash] = blob
+    good, bad = m.create(ROOT_INO, b"good"), m.create(ROOT_INO, b"bad")
+    for ino, part in ((good, Part(0, 5, 5, blob.hash)), (bad, Part(0, 6, 5, blob.hash))):
+        parts = encode((part,))
+        m.add(Content(m.number(), ops.CONTENT, ino, 0, part.length, ((0, parts),), True, None, 1, 1))
+    answer = m.send(list(m.queue))
+    assert [(told.status, told.errno, told.opno) for told in answer.outcomes] == [
+        (REFUSED, errno.EINVAL, m.queue[-1].opno)
+    ]
+    assert bench.read(bench.find("good")) == b"56789"
+    assert bench.find("bad").size == 0
+    torn = encode((Part(0, 11, 0, blob.hash),))
+    damage = "UPDATE inode SET parts=?, size=? WHERE fs=? AND ino=?"
+    for parts, size in ((torn, 11), (encode((Part(0, 5, 5, blob.hash),)), 5)):
+        bench.service.db.write(
+            lambda tx, p=parts, s=size: tx.execute(damage, (p, s, bench.fs.id, good))  # type: ignore[misc]
+        )
+        found = [one.what for one in audit(bench.service.db, bench.fs)]
+        assert ("it names bytes behind the end of a blob" in found) is (parts == torn)
 
 
 def test_the_later_content_goes_on_beside_under_one_name(bench: Bench) -> None:
