@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 
 from fsd.model.attrs import Attr
-from fsd.model.errors import TooLarge, UsageError
+from fsd.model.errors import NotFound, TooLarge, UsageError
 from fsd.model.limits import PATH_BYTES_MAX
 from fsd.model.names import split_path
 from fsd.model.times import rfc3339
@@ -109,6 +109,9 @@ def path_of(request: Request) -> list[bytes]:
     """The components of the path at the end of the route, any bytes."""
     raw: bytes = request.scope["raw_path"]
     parts = raw.split(b"/", _PATH_AT)
+    if any(b"%2f" in part.lower() for part in parts[:_PATH_AT]):
+        # The route was found in the decoded path, where that is a '/': another path than the one behind here.
+        raise NotFound("no such route", hint="only behind the kind of route may a path hold %2F")
     return _split(b"/" + unquote_to_bytes(parts[_PATH_AT] if len(parts) > _PATH_AT else b""))
 
 

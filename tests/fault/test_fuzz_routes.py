@@ -15,7 +15,7 @@ import pytest
 from support.cli import process
 from support.fuzz import Fuzz, Made
 from support.postgres import PostgresServer
-from support.server import Server
+from support.server import Server, TestFs
 
 from fsd.wire.messages import read_answer
 
@@ -152,3 +152,11 @@ def test_many_malformed_requests(victim: Server, seed: int) -> None:
     attack = Attack(victim, 1000 + seed)
     attack.run(1500)
     attack.check()
+
+
+@pytest.mark.parametrize("path", ["/v1%2Ffile-systems/{id}/files/a/b", "/v1/file-systems/{id}/files%2fa/b"])
+def test_an_escaped_slash_before_the_path_names_nothing(shared_fs: TestFs, path: str) -> None:
+    """It would be read as one path by the routes and as another by the files."""
+    got = shared_fs.server.ask("PUT", path.format(id=shared_fs.id), b"x", token=shared_fs.token)
+    assert got.status == 404, got.body
+    assert shared_fs.ask("GET", "/list/").json["entries"] == []
