@@ -431,7 +431,8 @@ class Committer:
         assert op is not None
         inos, names = touched(op)
         if core.asking:
-            core.meanwhile.append((seq, names, inos, True))
+            where = ((core.local(outcome.parent), outcome.name),) if outcome and outcome.parent else ()
+            core.meanwhile.append((seq, names + where, inos, True))
         self.committed_ops += 1
         self.forget(queued)
         if queued.flight is not None:

@@ -308,11 +308,10 @@ class Loader:
             found.setdefault(name, None)
         self._enter(parent, found, seq)
         parent.complete = True
-        foreign = self._since(seq)[2]
+        own, _, foreign, _ = self._since(seq)
+        newer = own | foreign  # this answer says nothing of them: what was to be asked again still is
         parent.names_stale = {
-            name
-            for name in parent.names_stale
-            if name in parent.names_pending or (parent.ino, name) in foreign
+            name for name in parent.names_stale if name in parent.names_pending or (parent.ino, name) in newer
         }
         if self.watch:
             self.fresh[parent.ino, b""] = self.core.now()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.bench import Bench
-from support.world import Client, Clock, server_tree
+from support.world import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import NoSpace, PosixError
 from fsd.model.limits import BLOCK, MIB
@@ -383,3 +383,47 @@ def test_a_closed_file_without_a_name_does_not_come_back_after_a_full_disk(clien
     client.kill()
     client.open()
     assert files(client) == {"/b": b"y"}
+
+
+# Names.
+
+
+def test_a_listing_leaves_no_name_out_whose_inode_was_forgotten(client: Client) -> None:
+    """The other name of a hard link, last seen under one that was removed."""
+    root = client.volume.root_ino
+    ino = client.put(root, b"a", b"x", sync=True)
+    folder = client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0))
+    client.call(lambda v: v.link(ino, folder.ino, b"x"))
+    client.until(client.volume.barrier())
+    second = other(client)
+    assert {name for name, _ in second.listing(root)} == {b"a", b"d"}
+    second.call(lambda v: v.lookup(root, b"a"))
+    second.call(lambda v: v.lookup(folder.ino, b"x"))
+    client.call(lambda v: v.unlink(folder.ino, b"x"))
+    client.until(client.volume.barrier())
+    second.feed()
+    assert second.call(lambda v: v.lookup(folder.ino, b"x")) is None
+    second.volume.forget(ino, 2)
+    assert {name for name, _ in second.listing(root)} == {b"a", b"d"}
+    second.volume.close()
+
+
+def test_a_late_listing_does_not_hide_where_a_file_went(client: Client) -> None:
+    """A listing read before a commit whose outcome moved a name, delivered after it."""
+    root = client.volume.root_ino
+    second = other(client)
+    assert second.listing(root) == []
+    client.put(root, b"x", b"first", sync=True)
+    second.put(root, b"x", b"second")
+    second.volume.feed.forget_everything(0)  # as after a change of session
+    fh = second.volume.opendir(root)
+    with pytest.raises(Park):
+        second.volume.readdir(fh, 0)
+    ask = take(second, AskJob)
+    answer = second.run(ask)
+    second.until(second.volume.barrier())
+    second.volume.finish(ask, answer)
+    second.feed()
+    assert_same(server_tree(client.bench), second.view())
+    assert len(second.view()) == 2
+    second.volume.close()
