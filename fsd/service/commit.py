@@ -34,7 +34,7 @@ from fsd.model.errors import (
     Unavailable,
     UsageError,
 )
-from fsd.model.limits import APPLIED_KEEP, BLOCK, COMMIT_OPS_MAX
+from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX
 from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold
@@ -44,6 +44,7 @@ from fsd.service.packs import Packs, Prepared
 from fsd.service.rules import NeedFull, Refuse, Rules
 from fsd.service.rules_content import NeedFold, check
 from fsd.service.sessions import TICKET, SessionRow, Sessions, pending_text
+from fsd.service.upload import assemble
 from fsd.service.view import NameKey, View
 from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
@@ -336,20 +337,15 @@ class _Folding:
         if self.folds is None or len(self.folds) >= _FOLDS_MAX:
             self.folds = None
             return
-        wanted = [one for one in blocks.hashes(parts) if one not in self._own]
-        found = self._packs.read(self._fs.id, wanted)
-        data = bytearray(max(part.off + part.length for part in parts))
+        found = self._packs.read(self._fs.id, [one for one in blocks.hashes(parts) if one not in self._own])
         opened: dict[bytes, bytes] = {}
-        for piece in blocks.pieces(parts, 0, BLOCK):
-            if piece.hash not in opened:
-                blob = self._own.get(piece.hash) or found.get(piece.hash)
-                if blob is None:
-                    raise Unavailable("content of a file is not stored", hint="run fsd check")
-                opened[piece.hash] = open_blob(blob)
-            data[piece.at : piece.at + piece.length] = opened[piece.hash][
-                piece.boff : piece.boff + piece.length
-            ]
-        whole = make_blob(bytes(data))
+        for digest in blocks.hashes(parts):
+            blob = self._own.get(digest) or found.get(digest)
+            if blob is None:
+                raise Unavailable("content of a file is not stored", hint="run fsd check")
+            opened[digest] = open_blob(blob)
+        data = assemble(parts, 0, max(part.off + part.length for part in parts), opened)
+        whole = make_blob(data)
         self._prepared.append(self._packs.prepare(self._fs.id, self._fs.name, [whole]))
         self.folds[parts] = (Part(0, len(data), 0, whole.hash),)
 

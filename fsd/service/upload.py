@@ -154,7 +154,7 @@ class Uploading:
 def fold(packs: Packs, fs: FsRef, needed: FoldNeeded) -> Folded:
     """Make the block's parts one stored blob."""
     length = max(part.off + part.length for part in needed.parts)
-    data = _assemble(needed.parts, 0, length, _open(packs, fs.id, blocks.hashes(needed.parts)))
+    data = assemble(needed.parts, 0, length, _open(packs, fs.id, blocks.hashes(needed.parts)))
     blob = make_blob(data)
     packs.store(fs.id, fs.name, [blob])
     return Folded(needed.node.ino, needed.idx, needed.parts, (Part(0, length, 0, blob.hash),))
@@ -169,9 +169,12 @@ def _open(packs: Packs, fs: int, hashes: set[bytes]) -> dict[bytes, bytes]:
     return {digest: open_blob(blob) for digest, blob in found.items()}
 
 
-def _assemble(parts: Parts, off: int, length: int, data: dict[bytes, bytes]) -> bytes:
-    """Bytes [off, off+length) of a block."""
+def assemble(parts: Parts, off: int, length: int, data: dict[bytes, bytes]) -> bytes:
+    """Bytes [off, off+length) of a block from whole blobs. Raises `IntegrityError` where one is too short."""
     wanted = blocks.pieces(parts, off, length)
+    for piece in wanted:
+        if piece.boff + piece.length > len(data[piece.hash]):
+            raise IntegrityError(f"the blob {piece.hash.hex()} is shorter than what names it")
     if len(wanted) == 1 and wanted[0].length == length:
         one = wanted[0]
         return data[one.hash][one.boff : one.boff + length]
@@ -227,7 +230,7 @@ class Reading:
         for idx, parts in enumerate(wanted, first):
             off = self._at - idx * BLOCK
             length = min(BLOCK - off, self._end - self._at)
-            made.append(_assemble(parts, off, length, data))
+            made.append(assemble(parts, off, length, data))
             self._at += length
         return b"".join(made)
 
