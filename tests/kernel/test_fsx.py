@@ -89,7 +89,7 @@ def test_many_operations(places: Places, mode: Mode) -> None:
     print(f"seed {seed}")
     file = places.file(mode.name, seed, mode)
     for turn in range(8):
-        for _ in range(10):
+        for _ in range(25):
             file.step(50)
             file.check()
         (places.killed if turn % 2 else places.elsewhere)()
