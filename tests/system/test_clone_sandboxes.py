@@ -194,9 +194,7 @@ for line in sys.stdin.buffer:
         assert self.process.wait(30) == 0
 
 
-@pytest.mark.parametrize(
-    "order", ["first_sends_before", "copy_sends_before", "first_changes_after", "first_appends_after"]
-)
+@pytest.mark.parametrize("order", ["first_sends_before", "copy_sends_before", "first_changes_after"])
 def test_a_copy_with_unsent_changes(trusted: Server, tmp_path: Path, order: str) -> None:
     """Nothing of what lay in the log at the copy makes a conflict, unless the first went on changing it."""
     with scene(trusted, tmp_path) as play:
@@ -205,14 +203,16 @@ def test_a_copy_with_unsent_changes(trusted: Server, tmp_path: Path, order: str)
         play.written.discard((play.first.mountpoint / "shared").read_bytes())
         play.proxy.refuse()
         play.work(play.first.mountpoint, "unsent")
-        appends = os.O_APPEND if order == "first_appends_after" else 0
-        holder = Holder(play.first.mountpoint / "open", appends)
-        holder.write(b"open before the copy")
+        top = play.first.mountpoint
+        holders = [Holder(top / "open", 0), Holder(top / "appended", os.O_APPEND)]
+        for number, holder in enumerate(holders):
+            holder.write(b"%d before the copy" % number)
         play.copy()
         assert play.clone is not None
-        if order in ("first_changes_after", "first_appends_after"):
-            holder.write(b"open after the copy")
-        holder.close()
+        for number, holder in enumerate(holders):
+            if order == "first_changes_after":
+                holder.write(b"%d after the copy" % number)
+            holder.close()
         play.proxy.accept()
         if order == "copy_sends_before":
             play.first.signal(signal.SIGSTOP)
@@ -232,11 +232,13 @@ def test_a_copy_with_unsent_changes(trusted: Server, tmp_path: Path, order: str)
         play.both_drain()
         names = play.check(conflicts=order == "first_changes_after")
         assert {"unsent-moved", "first-moved", "second-moved", "open"} <= names
-        got = play.fs.ask("GET", "/files/open").body
-        lines = got.splitlines()
-        wanted = [b"open before the copy"] + [b"open after the copy"] * order.endswith("after")
-        # What both appended is added behind (sharing rule 5): the common line is there twice.
-        assert lines == wanted + [b"open before the copy"] * bool(appends)
+        for number, name in enumerate(("open", "appended")):
+            got = play.fs.ask("GET", f"/files/{name}").body.splitlines()
+            wanted = [b"%d before the copy" % number] + [b"%d after the copy" % number] * order.endswith(
+                "after"
+            )
+            # What both appended may be added behind (sharing rule 5): a line of both is then there twice.
+            assert got in (wanted, *([wanted + wanted[:1]] if number and order.endswith("after") else []))
 
 
 @pytest.mark.parametrize("fault", ["the server acted", "the server has it before it"])
