@@ -26,7 +26,8 @@ SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is 
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """An open file or directory. `error` is told once, by the next fsync or flush."""
+    """An open file or directory. `error` is told once, by the next fsync or flush. `takes` are mode bits
+    that writing by who opened it takes from the file and the kernel leaves to us."""
 
     fh: int
     node: Inode
@@ -34,6 +35,7 @@ class Handle:
     error: FsdError | None = None
     listing: list[tuple[bytes, int]] = field(default_factory=list)
     next_read: int = 0
+    takes: int = 0
 
     @property
     def writable(self) -> bool:

@@ -30,8 +30,9 @@ from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import Flight, operation
 from fsd.vfs.core import Core
+from fsd.vfs.differ import becomes, stale, stale_name
 from fsd.vfs.flush import Flusher
-from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, STATE, segment_of
+from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, segment_of
 from fsd.vfs.lost import came_back, put_off
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued, touched
@@ -361,6 +362,9 @@ class Committer:
         self.answer = self.commit = None
         core.ticket, core.acked = answer.ticket, max(core.acked, acked)
         core.seq = max(core.seq, answer.seq)
+        if outcomes:
+            core.surprises.add(answer.seq)
+            core.feed_seq = min(core.feed_seq, answer.seq - 1)  # read again if it was read as known
         sent, core.queue.sent = core.queue.sent, []
         switch = False
         for queued in sent:
@@ -531,63 +535,17 @@ class Committer:
             came_back(self, op, outcome)
         switch = False
         if outcome.status == CONFLICT and outcome.ino and outcome.ino != core.wire.out(op.ino):
-            switch = self.becomes(op, outcome)
+            switch = becomes(core, op, outcome)
         inos, names = touched(op)
         for ino in inos:
-            self.stale(ino)
+            stale(core, ino)
         for parent, name in names:
-            self.stale_name(parent, name)
+            stale_name(core, parent, name)
         if outcome.parent:
             parent = core.local(outcome.parent)
-            self.stale(parent)
-            self.stale_name(parent, outcome.name)
+            stale(core, parent)
+            stale_name(core, parent, outcome.name)
         return switch
-
-    def becomes(self, op: Op, outcome: Outcome) -> bool:
-        """`op`'s inode is another one on the server now. Programs go on with it under the number they know.
-
-        True when the old number still exists there and is the other's: this session cannot name that file
-        any more (the server takes its number for the copy), so a new session is needed.
-        """
-        core = self.core
-        here = core.nodes.by_ino.get(op.ino)
-        if here is not None and here.is_dir:
-            here.complete = False  # it has whatever the other put into it
-            here.names_stale.update(here.entries)
-        twin = core.wire.known(outcome.ino)
-        core.wire.put(op.ino, outcome.ino)
-        core.record_if_room(STATE, 0, [core.state()])  # a replay finds it in the answer too
-        if twin is not None and twin != op.ino and twin in core.nodes.by_ino:
-            # The one inode was in memory under both numbers: the one programs may hold open stays.
-            core.invalidate(twin)
-            self.drop_node(twin)
-        self.stale_names_of(op.ino)
-        return isinstance(op, Content) and outcome.errno == errno.EEXIST
-
-    def stale_names_of(self, ino: int) -> None:
-        """Every name an inode is known under is asked for again."""
-        for node in list(self.core.nodes.by_ino.values()):
-            if node.is_dir:
-                for name in [name for name, child in node.entries.items() if child == ino]:
-                    self.stale_name(node.ino, name)
-
-    def drop_node(self, ino: int) -> None:
-        node = self.core.nodes.by_ino.pop(ino, None)
-        if node is not None and node.where is not None:
-            self.stale_name(*node.where)
-
-    def stale(self, ino: int) -> None:
-        node = self.core.nodes.by_ino.get(ino)
-        if node is not None:
-            node.stale = True
-            node.seen = min(node.seen, self.core.seq)
-            self.core.invalidate(ino)
-
-    def stale_name(self, parent: int, name: bytes) -> None:
-        node = self.core.nodes.by_ino.get(parent)
-        if node is not None and node.is_dir:
-            node.names_stale.add(name)
-            self.core.invalidate(parent, name)
 
     def wake(self, now: float) -> None:
         """The retry's time has come."""

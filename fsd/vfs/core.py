@@ -55,6 +55,7 @@ class Core:
         self.counter = 0
         self.seq = 0  # newest seq heard of
         self.feed_seq = 0  # the change feed is applied up to here
+        self.surprises: set[int] = set()  # own commits of which the server made something else
         self.forget = False  # everything known of the server has to be asked for again
         self.root_ino = 0
         self.dirty: dict[int, None] = {}  # inodes with content the server does not have

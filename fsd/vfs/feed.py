@@ -8,7 +8,8 @@ from fsd.wire.messages import Change, FeedPage
 
 
 class Feed:
-    """Applies pages of the change feed. One thread."""
+    """Applies pages of the change feed. One thread. Own changes are known, unless the server made something
+    else of them (a copy, `.fsd-lost`): the feed says all of what that was."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -22,7 +23,8 @@ class Feed:
             return self.forget_everything(page.head)
         found: list[Invalidation] = []
         for change in page.changes:
-            if change.session != core.session:
+            if change.session != core.session or change.seq in core.surprises:
+                core.surprises.discard(change.seq)
                 self._foreign(change, found)
             core.feed_seq = max(core.feed_seq, change.seq)
         return found

@@ -51,8 +51,8 @@ class FileCalls(NameCalls):
     ) -> int:
         """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered.
 
-        `uid` and `groups` are the caller's: to truncate by O_TRUNC takes the set-id bits away from a file,
-        which the kernel leaves to us, unlike for write and truncate.
+        `uid` and `groups` are the caller's: whoever changes a file takes its set-id bits away. The kernel
+        leaves that to us for O_TRUNC, and for set-group-ID without the right to execute.
         """
         node = self.current(self.core.nodes.get(ino))
         if node.is_dir:
@@ -64,7 +64,10 @@ class FileCalls(NameCalls):
             self.know_blocks(node)
         if truncate:
             self.emptied(node, set_id_bits(node, uid, groups))
-        return self.opened(node, flags)
+        fh = self.opened(node, flags)
+        if self.handles[fh].writable:
+            self.handles[fh].takes = set_id_bits(node, uid, groups) & stat.S_ISGID
+        return fh
 
     def emptied(self, node: Inode, taken: int) -> None:
         """O_TRUNC; `taken` bits go from the mode."""
@@ -194,6 +197,8 @@ class FileCalls(NameCalls):
         node.size = max(node.size, end)
         node.mtime = node.ctime = time
         node.stamp += 1
+        if handle.takes & node.mode:
+            self.set_attributes(node, mode=node.mode & ~handle.takes)
         if not node.gone and self.flusher.big(node):
             self.flusher.freeze(node)
         if handle.flags & SYNC_FLAGS and not node.gone:
@@ -243,8 +248,11 @@ class FileCalls(NameCalls):
         size: int | None = None,
         atime: int | None = None,
         mtime: int | None = None,
+        by: int = 0,
+        groups: Callable[[], Collection[int]] = frozenset,
     ) -> Inode:
-        """Change attributes; `mode` holds permission bits. `size` truncates."""
+        """Change attributes; `mode` holds permission bits. `size` truncates. `by` and `groups` are the
+        caller's, as for open."""
         self.must_be_writable()
         node = self.current(self.core.nodes.get(ino))
         if size is not None:
@@ -254,6 +262,9 @@ class FileCalls(NameCalls):
             self.truncate(node, size)
             if size == 0 and had > 0 and node.file().writers:
                 node.file().hold = True
+            taken = set_id_bits(node, by, groups)
+            if taken:
+                mode = (node.mode if mode is None else mode) & ~taken
         if size is None or any(field is not None for field in (mode, uid, gid, atime, mtime)):
             # Of nothing at all, as chown(-1, -1) is: it moves ctime alone.
             self.set_attributes(node, mode, uid, gid, atime, mtime)

@@ -330,6 +330,7 @@ class Loader:
             if entry is not None:
                 attr = core.local_attr(entry.attr)
                 if not keep:
+                    attr = self._apart(attr, entry.attr.ino)
                     node = core.nodes.install(attr, seq, now, keep=attr.ino in own_inos)
                     if attr.ino in foreign_inos:
                         node.stale = True
@@ -340,6 +341,16 @@ class Loader:
                 core.unused[before] = None
             if not keep and (parent.ino, name) not in foreign_names:
                 parent.names_stale.discard(name)
+
+    def _apart(self, attr: Attr, wire: int) -> Attr:
+        """A file that was removed here and is still open, but was kept on the server: whoever has it open
+        goes on with what they have, and the name means the server's file under another number."""
+        there = self.core.nodes.by_ino.get(attr.ino)
+        if there is None or not there.gone or there.is_dir or not (there.handles or there.busy):
+            return attr
+        alias = self.core.new_ino()
+        self.core.wire.put(alias, wire)
+        return attr._replace(ino=alias)
 
     def refreshed(self, node: Inode, attr: Attr | None, seq: int) -> None:
         """The server's present version of an inode; None: it is gone there."""
@@ -361,6 +372,10 @@ class Loader:
         node.stale = False
         node.nlink = 0
         node.stamp += 1
+        above = self.core.nodes.by_ino.get(node.where[0]) if node.where is not None else None
+        if above is not None and node.where is not None and above.entries.get(node.where[1]) == node.ino:
+            above.names_stale.add(node.where[1])
+            self.core.invalidate(above.ino, node.where[1])
         if node.is_dir:
             node.entries.clear()
             node.complete = True

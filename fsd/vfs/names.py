@@ -457,9 +457,13 @@ class NameCalls(Calls):
         for at in range(cookie, len(handle.listing)):
             name = handle.listing[at][0]
             ino = directory.entries.get(name)
-            node = by_ino.get(ino) if ino is not None else None
-            if node is None:
+            if ino is None:
                 continue
+            node = by_ino.get(ino)
+            if node is None:
+                if found:
+                    break
+                raise Park(self.loader.name(directory, name))
             if node.stale and not found:
                 self.current(node)
             elif node.stale and not node.busy:

@@ -101,6 +101,10 @@ class Inode:
         self.seen = seen
         self.stale = False
         self.stamp += 1
+        if self.gone:
+            # Its removal was not done (another mount had put something into it): it is there again.
+            self.gone = self.complete = False
+            self.entries.clear()
         if self.content is not None and (self.content.void or self.content.cseq != attr.cseq):
             writers = self.content.writers
             self.content = self._fresh_content()
@@ -171,7 +175,7 @@ class Nodes:
         if found is None:
             found = self.by_ino[attr.ino] = Inode(attr, seen)
         elif not found.busy and not keep and seen >= found.seen:
-            if found.born != attr.born or found.stale:
+            if found.born != attr.born or found.stale or found.gone:
                 found.load(attr, seen)
             found.seen = seen
             found.stale = False
@@ -218,6 +222,8 @@ class Nodes:
             return False
         if node.is_dir and (node.entries or node.names_pending):
             return False
+        if node.nlink > 1 and not node.is_dir and not node.gone:
+            return False  # perhaps under another name than the one that is remembered
         if node.gone or node.where is None:
             return True
         parent = self.by_ino.get(node.where[0])

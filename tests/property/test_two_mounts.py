@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.bench import Bench
 from support.world import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import FsdError
-from fsd.model.ops import RENAME_NOREPLACE
+from fsd.model.ops import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 NAMES = (b"a", b"b", b"c")
 
@@ -154,27 +155,115 @@ class Duo:
         client.open()
         self.handles[at].clear()
 
-    def finish(self) -> None:
+    def settle(self) -> None:
+        """The network behaves, everything is sent, everybody hears of it."""
         for client in self.clients:
             client.net.faulty, client.net.cut = False, 0
         for _ in range(3):
             for client in self.clients:
                 client.until(client.volume.barrier())
                 client.feed()
+
+    def finish(self) -> None:
+        self.settle()
         tree = server_tree(self.bench)
         everything = b"".join(what[1] for what in tree.values() if what[0] == "file")
         lost = {token: who for token, who in self.tokens.items() if token not in everything}
         assert not lost, f"lost {lost} of {len(self.tokens)}; the tree has {sorted(tree)}"
+        self.agree(tree)
+        for client in self.clients:
+            assert client.volume.pending().clean, client.volume.pending()
+        self.close()
+
+    def agree(self, tree: dict[str, tuple[Any, ...]]) -> None:
+        """Every mount shows what the server has."""
         for client in self.clients:
             client.feed()
             assert_same(tree, client.view())
-            assert client.volume.pending().clean, client.volume.pending()
+
+    def close(self) -> None:
+        for client in self.clients:
             client.volume.close()
         self.bench.close()
 
 
-def run(directory: Path, seed: int, steps: int) -> Duo:
-    duo = Duo(directory, seed)
+class Wild(Duo):
+    """The same with everything that removes and replaces: what is lost then was lost on purpose, but both
+    mounts still have to agree."""
+
+    KINDS = ("unlink", "unlink_open", "rmdir", "truncate", "chmod", "xattr", "over", "exchange", "symlink")
+
+    def step(self) -> None:
+        if self.rng.random() < 0.7:
+            super().step()
+            return
+        at = self.rng.randrange(2)
+        client = self.clients[at]
+        kind = self.rng.choice(self.KINDS)
+        self.done.append(f"{client.options.mount_id} {kind}")
+        try:
+            getattr(self, f"do_{kind}")(at, client)
+        except FsdError as exc:
+            self.done[-1] += f": {exc}"
+        client.run_some(self.rng.randrange(6))
+
+    def pick(self, client: Client) -> tuple[int, bytes, int] | None:
+        """A directory, a name in it, and what that means."""
+        where = self.some_dir(client)
+        rows = client.listing(where)
+        return (where, *self.rng.choice(rows)) if rows else None
+
+    def do_unlink(self, at: int, client: Client) -> None:
+        if (found := self.pick(client)) is not None:
+            client.call(lambda v: v.unlink(found[0], found[1]))
+
+    def do_unlink_open(self, at: int, client: Client) -> None:
+        if (found := self.pick(client)) is not None:
+            fh = client.call(lambda v: v.open(found[2], os.O_RDWR))
+            self.handles[at].append((fh, found[2]))
+            client.call(lambda v: v.unlink(found[0], found[1]))
+
+    def do_rmdir(self, at: int, client: Client) -> None:
+        if (found := self.pick(client)) is not None:
+            client.call(lambda v: v.rmdir(found[0], found[1]))
+
+    def do_truncate(self, at: int, client: Client) -> None:
+        file, size = self.some_file(client), self.rng.choice((0, 10, 50_000))
+        if file is not None:
+            client.call(lambda v: v.setattr(file, size=size))
+
+    def do_chmod(self, at: int, client: Client) -> None:
+        mode = self.rng.choice((0o600, 0o755))
+        if (found := self.pick(client)) is not None:
+            client.call(lambda v: v.setattr(found[2], mode=mode))
+
+    def do_xattr(self, at: int, client: Client) -> None:
+        value = self.rng.randbytes(3)
+        if (found := self.pick(client)) is not None:
+            client.call(lambda v: v.setxattr(found[2], b"user.x", value))
+
+    def do_over(self, at: int, client: Client) -> None:
+        to, new = self.some_dir(client), self.rng.choice(NAMES)
+        if (found := self.pick(client)) is not None:
+            client.call(lambda v: v.rename(found[0], found[1], to, new, 0))
+
+    def do_exchange(self, at: int, client: Client) -> None:
+        one, two = self.pick(client), self.pick(client)
+        if one is not None and two is not None:
+            client.call(lambda v: v.rename(one[0], one[1], two[0], two[1], RENAME_EXCHANGE))
+
+    def do_symlink(self, at: int, client: Client) -> None:
+        where, name = self.some_dir(client), self.rng.choice(NAMES)
+        client.call(lambda v: v.symlink(where, name, b"t", 0, 0))
+
+    def finish(self) -> None:
+        self.settle()
+        self.agree(server_tree(self.bench))
+        self.close()
+
+
+def run(directory: Path, seed: int, steps: int, kind: type[Duo] = Duo) -> Duo:
+    duo = kind(directory, seed)
     try:
         for _ in range(steps):
             duo.step()
@@ -193,6 +282,21 @@ def test_nothing_written_is_lost_and_both_mounts_agree(tmp_path: Path) -> None:
         conflicts += sum(client.volume.core.conflicts for client in duo.clients)
         assert len(duo.tokens) > 10
     assert conflicts > 0, "the mounts never met"
+
+
+def test_both_mounts_agree_whatever_was_done(tmp_path: Path) -> None:
+    conflicts = 0
+    for seed in range(8):
+        duo = run(tmp_path / str(seed), seed, 100, Wild)
+        conflicts += sum(client.volume.core.conflicts for client in duo.clients)
+    assert conflicts > 0, "the mounts never met"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_both_mounts_agree_for_long(tmp_path: Path) -> None:
+    for seed in range(100, 180):
+        run(tmp_path / str(seed), seed, 200, Wild)
 
 
 @pytest.mark.long
