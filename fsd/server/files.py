@@ -149,6 +149,9 @@ class _FileResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
         left = asyncio.ensure_future(_gone(receive))
         try:
             await self._body(send, left)

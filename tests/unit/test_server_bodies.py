@@ -111,6 +111,22 @@ def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPa
         opened = files._Opened(FILE, (0, 8), False, reading, b"1234")  # type: ignore[arg-type]
         answer = files._FileResponse(Pool(), opened)  # type: ignore[arg-type]
         with pytest.raises(Unavailable, match="taken"):
-            await asyncio.wait_for(answer({}, receive, send), 20)  # type: ignore[arg-type]
+            await asyncio.wait_for(answer({"method": "GET"}, receive, send), 20)  # type: ignore[arg-type]
 
     asyncio.run(scene())
+
+
+def test_a_head_reads_nothing_of_the_file() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def scene() -> None:
+        opened = files._Opened(FILE, (0, 8), False, None, b"1234")  # type: ignore[arg-type]
+        answer = files._FileResponse(None, opened)  # type: ignore[arg-type]
+        await answer({"method": "HEAD"}, None, send)  # type: ignore[arg-type]
+
+    asyncio.run(scene())
+    assert (b"content-length", b"8") in sent[0]["headers"]
+    assert [message.get("body") for message in sent] == [None, b""]
