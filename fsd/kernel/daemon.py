@@ -109,16 +109,20 @@ class Daemon:
     async def _main(self) -> Ending:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.stopper.listen)
+            keep_dead = False
             try:
                 await self._mount(nursery)
             except (FsdError, OSError) as exc:
                 log.error("mounting failed: %s", exc)
                 error = exc if isinstance(exc, FsdError) else InternalError(f"mounting failed: {exc}")
-                await self._take_back()
+                # A restart that fails leaves the dead mount, so that nobody writes into the directory below.
+                keep_dead = bool(self.start.restarts) and self.machine is None
+                if not keep_dead:
+                    await self._take_back()
                 self.start.channel.failed(error)
                 self.stopper.end(Ending(error.exit_code, None, str(error)))
             ending = await self.stopper.wait()
-            if self.machine is None:
+            if self.machine is None and not keep_dead:
                 await self._take_back()
             await self._tell_server(ending)
             nursery.cancel_scope.cancel()

@@ -190,7 +190,9 @@ def test_restarts_end_after_five(tiny: Tiny) -> None:
         tiny.kill_daemon()
     os.kill(tiny.record().pid, signal.SIGKILL)
     wait_for(lambda: not tiny.alive(), 10, "the supervisor to give up")
-    assert not tiny.listed()
+    # Whoever goes on writing is told; nothing lands in the directory below.
+    with pytest.raises(OSError, match="not connected"):
+        (tiny.place / "f").write_bytes(b"")
     with pytest.raises(NotDrained, match="6 times in 10 minutes"):
         unmount.wait_exit(tiny.place, tiny.directory, 5, say, Host())
     # And the next mount of the place starts afresh.

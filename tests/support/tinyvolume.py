@@ -45,6 +45,7 @@ class TinyVolume:
     def __init__(self) -> None:
         self.nodes = {7: TinyInode(7, 0o40755, 0, 0, 7)}
         self.counter = 100
+        self.recovered: object = None
         self.handles: dict[int, int] = {}
         self.timers: list[tuple[float, Want]] = []
         self.known: set[tuple[int, bytes]] = set()
