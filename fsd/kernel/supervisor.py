@@ -320,7 +320,7 @@ class Supervisor:
         while self._recent and now - self._recent[0] > RESTART_WINDOW:
             self._recent.popleft()
         if len(self._recent) >= RESTARTS_MAX:
-            # It stays dead for the next `fsd mount`: programs that write on must not fill the directory below.
+            # It stays dead for the next `fsd mount`: who writes on must not fill the directory below.
             return self._give_up(record, f"the daemon died {RESTARTS_MAX + 1} times in 10 minutes ({how})")
         self._recent.append(now)
         self._restarts += 1
