@@ -167,6 +167,8 @@ class FsdOperations(pyfuse3.Operations):
             size=attr.st_size if fields.update_size else None,
             atime=attr.st_atime_ns if fields.update_atime else None,
             mtime=attr.st_mtime_ns if fields.update_mtime else None,
+            by=ctx.uid,
+            groups=functools.partial(_groups, ctx),
         )
         return self._entry(inode)
 

@@ -184,6 +184,8 @@ class FileCalls(NameCalls):
             return 0
         content = node.file()
         self.know_blocks(node)
+        if handle.takes & node.mode:
+            self.set_attributes(node, mode=node.mode & ~handle.takes)
         self.room(len(data))
         core = self.core
         time = core.stamp()
@@ -197,8 +199,6 @@ class FileCalls(NameCalls):
         node.size = max(node.size, end)
         node.mtime = node.ctime = time
         node.stamp += 1
-        if handle.takes & node.mode:
-            self.set_attributes(node, mode=node.mode & ~handle.takes)
         if not node.gone and self.flusher.big(node):
             self.flusher.freeze(node)
         if handle.flags & SYNC_FLAGS and not node.gone:

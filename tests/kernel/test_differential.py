@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.differential import Maker, Pair, Step, differences, identities, shortest, tree
+from support.fileops import Op
 from support.sandbox import Sandbox
 from support.server import Server
 
@@ -97,6 +98,14 @@ def bench(shared_server: Server, tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def calm(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One for several tests."""
+    made = Bench(shared_server, tmp_path_factory.mktemp("calm"))
+    yield made
+    made.close()
+
+
 def test_random_operations(bench: Bench) -> None:
     """Several sequences; after them the whole of it again in other places."""
     seed = time.time_ns() % 1_000_000
@@ -133,22 +142,22 @@ def test_many_random_operations(bench: Bench) -> None:
 # Found by sequences like those above.
 
 
-def test_opening_an_empty_file_with_truncation_makes_it_new(bench: Bench) -> None:
+def test_opening_an_empty_file_with_truncation_makes_it_new(calm: Bench) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    bench.play([(0, ("open", b"stamp", flags, 0o666, 1)), (0, ("open", b"stamp", flags, 0o666, 2))])
-    bench.play([(0, ("open", b"stamp", flags, 0o666, 1)), (0, ("open", b"stamp", os.O_TRUNC, 0o666, 2))])
+    calm.play([(0, ("open", b"stamp", flags, 0o666, 1)), (0, ("open", b"stamp", flags, 0o666, 2))])
+    calm.play([(0, ("open", b"stamp", flags, 0o666, 1)), (0, ("open", b"stamp", os.O_TRUNC, 0o666, 2))])
 
 
-def test_changing_the_owner_to_nobody_else_moves_ctime(bench: Bench) -> None:
-    bench.play([(0, ("mkdir", b"d", 0o755)), (0, ("chown", b"d", -1, -1, True))])
+def test_changing_the_owner_to_nobody_else_moves_ctime(calm: Bench) -> None:
+    calm.play([(0, ("mkdir", b"d", 0o755)), (0, ("chown", b"d", -1, -1, True))])
 
 
 @pytest.mark.parametrize("mode", [0o6755, 0o2745, 0o2755, 0o4600, 0o755])
 @pytest.mark.parametrize("data", [0, 100])
-def test_opening_with_truncation_takes_the_set_id_bits(bench: Bench, mode: int, data: int) -> None:
+def test_opening_with_truncation_takes_the_set_id_bits(calm: Bench, mode: int, data: int) -> None:
     """Of an empty file and of another; root keeps them."""
     for who in {ALICE, 0}:
-        bench.play(
+        calm.play(
             [
                 (who, ("open", b"f", os.O_WRONLY | os.O_CREAT, 0o600, 1)),
                 (who, ("write_on", 1, 7, data)),
@@ -157,3 +166,20 @@ def test_opening_with_truncation_takes_the_set_id_bits(bench: Bench, mode: int, 
                 (who, ("fstat", 1)),
             ]
         )
+
+
+@pytest.mark.parametrize("mode", [0o6755, 0o2600, 0o2645, 0o4600])
+@pytest.mark.parametrize("change", [("truncate", b"f", 10), ("write", 2, 1, 5, 2), ("ftruncate", 2, 3)])
+def test_changing_a_file_takes_the_set_id_bits(calm: Bench, mode: int, change: Op) -> None:
+    """Also set-group-ID without the right to execute, when who changes it is not of that group."""
+    owner, group = (4001, 4002) if ALICE else (-1, -1)
+    calm.play(
+        [
+            (0, ("open", b"f", os.O_WRONLY | os.O_CREAT, 0o600, 1)),
+            (0, ("fchown", 1, owner, group)),
+            (0, ("fchmod", 1, mode)),
+            (ALICE, ("open", b"f", os.O_RDWR, 0, 2)),
+            (ALICE, change),
+            (0, ("fstat", 1)),
+        ]
+    )
