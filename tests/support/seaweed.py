@@ -48,7 +48,8 @@ class SeaweedServer:
         names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         command = [str(self._weed), "server", "-dir", str(self._root), "-ip", "127.0.0.1", "-s3", "-filer"]
-        command += ["-s3.config", str(config), "-s3.port.iceberg", "0", "-s3.iam=false", "-volume.max", "20"]
+        command += ["-s3.config", str(config), "-s3.port.iceberg", "0", "-s3.port.lance", "0"]
+        command += ["-s3.iam=false", "-volume.max", "20"]
         command += ["-master.volumeSizeLimitMB", "64", "-master.electionTimeout", "1s"]
         command += [f"-{name}={port}" for name, port in ports.items()]
         self.endpoint = f"http://127.0.0.1:{ports['s3.port']}"

@@ -27,7 +27,9 @@ def outgrown(
         "AWS_ACCESS_KEY_ID": seaweed_server.access_key,
         "AWS_SECRET_ACCESS_KEY": seaweed_server.secret_key,
     }
-    made = Server(tmp_path / "s", "--database", postgres_server.fresh(), "--blobs", blobs, env=keys)
+    # As variables, where `ps` shows no password; other tests give flags.
+    urls = {"FSD_DATABASE_URL": postgres_server.fresh(), "FSD_BLOBS_URL": blobs}
+    made = Server(tmp_path / "s", env={**keys, **urls})
     try:
         yield made.start()
     finally:
