@@ -28,6 +28,9 @@ def program(table: Table) -> str:
         "A sandbox needs two values: FSD_TOKEN and FSD_REGION_CODE. The machine that makes filesystems needs",
         "FSD_ENDPOINT and FSD_ADMIN_KEY (or --admin-key-file).",
         "",
+        "Exit codes: 0 ok, 1 failed or conflict, 2 usage, 3 not authenticated, 4 not permitted, 5 not found,",
+        "6 not drained (data still only here), 7 busy, 130 interrupted.",
+        "",
         "fsd COMMAND --help   help of one command, with an example",
         "fsd help long        the long spellings (`fsd fs copy-file`, …) for scripts written for ti",
     ]

@@ -38,7 +38,7 @@ class Channel:
         self._send({"ready": answer})
 
     def failed(self, error: FsdError) -> None:
-        self._send(error.body("local"))
+        self._send(error.body(error.request_id or ""))
 
     def close(self) -> None:
         if self._fd is not None:

@@ -88,4 +88,4 @@ def request(
 
 def error_line(error: FsdError) -> dict[str, Any]:
     """The answer line of `error`."""
-    return error.body("local")
+    return error.body(error.request_id or "")

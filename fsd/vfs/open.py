@@ -130,5 +130,7 @@ def _previous(started: SessionStart) -> dict[str, object] | None:
     return {
         "ended": before.ended,
         "last_commit_at": before.last_commit_at,
-        "pending_at_last_report": before.pending_at_last_report,
+        "pending_at_last_report": dict(
+            zip(("operations", "files", "bytes"), before.pending_at_last_report, strict=True)
+        ),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -129,6 +130,14 @@ def test_what_was_left_is_named_with_the_command_that_sends_it(server: Server, t
         box.fsd(*send.split()[1:])
         assert "no running mount holds" not in named()
         assert box.fsd("cat", "/kept").stdout == "kept\n"
+        box.mount()
+        before = box.status()["previous_session"]
+        assert set(before["pending_at_last_report"]) == {"operations", "files", "bytes"}
+        with (box.mountpoint / "kept").open():
+            busy = box.fsd("unmount", place, check=False)
+        # No request of a server failed, so there is none to name.
+        assert (busy.returncode, json.loads(busy.stderr.splitlines()[-1])["error"]["request_id"]) == (7, "")
+        box.fsd("unmount", place)
     finally:
         os.kill(server.pid, signal.SIGCONT)
         box.fsd("unmount", os.fspath(other), "--lazy", "--ignore-absent", check=False)
@@ -156,3 +165,12 @@ def test_a_mount_one_may_not_look_at_is_not_dead(tmp_path: Path, monkeypatch: py
     found = inside("doctor", "--state-dir", os.fspath(tmp_path), "--output", "text").text
     assert "/secret/m is another user's" in found
     assert "--lazy" not in found
+
+
+def test_install_ti_tells_its_usage() -> None:
+    script = README.parent / "scripts" / "install-ti"
+    told = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=10, check=True)
+    assert "install-ti [--force] [DIR]" in told.stdout
+    wrong = subprocess.run([script, "--bogus"], capture_output=True, text=True, timeout=10, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "install-ti [--force] [DIR]" in wrong.stderr
