@@ -38,10 +38,15 @@ class DirectoryStore:
             raise self._failed(exc) from exc
 
     def put(self, key: str, pieces: Iterable[bytes]) -> None:
-        path = self._path(key)
+        path, data = self._path(key), list(pieces)
         try:
-            self._make_parents(path.parent)
-            write_durable(self._host, path, list(pieces), "pack", scratch=self._scratch)
+            try:
+                self._make_parents(path.parent)
+                write_durable(self._host, path, data, "pack", scratch=self._scratch)
+            except FileNotFoundError:  # somebody has tidied up empty directories
+                self._entered = {self._root}
+                self._make_parents(path.parent)
+                write_durable(self._host, path, data, "pack", scratch=self._scratch)
         except OSError as exc:
             raise self._failed(exc) from exc
 

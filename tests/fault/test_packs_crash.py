@@ -157,3 +157,8 @@ def test_directories_another_has_just_made_are_synced_too(
     del synced[:]
     store.put("packs/fs_x/2", [b"2"])
     assert str(root / "packs") not in synced
+    for number in (1, 2):
+        store.delete(f"packs/fs_x/{number}")
+    (root / "packs" / "fs_x").rmdir()  # by somebody who tidies up
+    store.put("packs/fs_x/3", [b"3"])
+    assert store.get("packs/fs_x/3", 0, 1) == b"3"
