@@ -16,7 +16,7 @@ from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import FsdError, NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.content import Flight
-from fsd.vfs.log import DROP, STATE, Log, SyncJob
+from fsd.vfs.log import DROP, STATE, Log, SyncJob, segment_of
 from fsd.vfs.node import Inode, Nodes
 from fsd.vfs.queue import CommitQueue
 from fsd.vfs.records import FORMAT, State, packb
@@ -69,6 +69,8 @@ class Core:
         self.orphans: dict[int, None] = {}  # no name left, still open
         # Closed without a name, and the log does not say so yet (full disk): their oldest record.
         self.undropped: dict[int, int] = {}
+        self.holder = 0  # the file that held the oldest segment when last looked; 0: operation `holding`
+        self.holding = 0
         self.reason = ""  # why the last attempt to send failed
         self.no_space: NoSpace | None = None  # the last time the disk under the log was full
         self.down = False  # the last question or commit found no server
@@ -163,15 +165,27 @@ class Core:
     def needed(self, *, orphans: bool = True) -> int:
         """The oldest log position anything still needs; without `orphans` what has a name."""
         oldest = self.log.tail
-        head = self.queue.oldest()
-        if head is not None:
-            oldest = min(oldest, head)
+        queued = self.queue.oldest()
+        if queued is not None and queued.pos < oldest:
+            oldest, self.holder, self.holding = queued.pos, 0, queued.opno
         for ino in (*self.dirty, *self.orphans) if orphans else self.dirty:
-            node = self.nodes.by_ino.get(ino)
-            content = node.content if node is not None else None
-            if content is not None and content.first is not None:
-                oldest = min(oldest, content.first)
+            first = self._first(ino)
+            if first is not None and first < oldest:
+                oldest, self.holder = first, ino
         return min(oldest, *self.undropped.values()) if self.undropped else oldest
+
+    def _first(self, ino: int) -> int | None:
+        """The oldest record a changed file needs."""
+        node = self.nodes.by_ino.get(ino)
+        return node.content.first if node is not None and node.content is not None else None
+
+    def _held(self) -> bool:
+        """Whether what held the oldest segment when all was looked at still does: that costs work
+        proportional to what is not committed, and is asked after every commit."""
+        first = self._first(self.holder) if self.holder in self.dirty or self.holder in self.orphans else None
+        queued = self.queue.get(self.holding) if not self.holder else None
+        pos = first if queued is None else queued.pos
+        return pos is not None and segment_of(pos) <= self.log.oldest
 
     def say_dropped(self) -> None:
         """A DROP behind the last change of each file that is nobody's any more. What said so before its last
@@ -185,8 +199,13 @@ class Core:
         """Free the segments nothing needs any more. They are deleted when what allows it is durable."""
         if self.dead_jobs or self.recovering or self.sync_job is not None:
             return
+        renew = self.log.used > (self.renew_at if renew_at is None else renew_at)
+        if self.log.oldest == segment_of(self.log.tail) and (not renew or self.dirty or len(self.queue)):
+            return  # one segment, and it is needed or small
+        if self._held():
+            return
         oldest = self.needed()
-        if oldest >= self.log.tail and self.log.used > (self.renew_at if renew_at is None else renew_at):
+        if oldest >= self.log.tail and renew:
             # Nothing is needed at all: begin anew, so that the space of this segment is freed as well.
             try:
                 self.log.rotate(self.state())

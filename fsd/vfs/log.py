@@ -215,6 +215,11 @@ class Log:
         return self._segment << SHIFT | self._at
 
     @property
+    def oldest(self) -> int:
+        """The number of the oldest segment kept."""
+        return next(iter(self._fds), self._segment)
+
+    @property
     def open(self) -> bool:
         """Whether its files are open."""
         return bool(self._fds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
@@ -137,6 +138,6 @@ class CommitQueue:
             taken.append(queued)
         return taken
 
-    def oldest(self) -> int | None:
-        """The oldest log position any of them needs."""
-        return min((queued.pos for queued in self._ops.values()), default=None)
+    def oldest(self) -> Queued | None:
+        """The one that needs the oldest log position."""
+        return min(self._ops.values(), key=attrgetter("pos"), default=None)

@@ -63,7 +63,7 @@ class Rough(World):
         self.ends = self.rng.random() < 0.4
         self.sweeps = self.rng.random() < 0.4
         if self.rng.random() < 0.4:
-            self.options = replace(self.options, segment_size=16 * KIB, buffer_size=3 << 20)
+            self.options = replace(self.options, segment_size=16 * KIB, buffer_size=6 << 20)
             self.volume.limit = self.volume.core.capacity()
         self.clock.crash_at = self.passed
 
