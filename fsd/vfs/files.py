@@ -27,7 +27,7 @@ SYNC_FLAGS: Final = os.O_SYNC | os.O_DSYNC
 def set_id_bits(node: Inode, uid: int, groups: Callable[[], Collection[int]]) -> int:
     """What a change of the content by this user takes away from the mode. The set-group-ID bit without
     the group's right to execute means nothing, and a member of the group may keep it."""
-    if uid == 0:
+    if uid == 0 or node.is_dir:
         return 0
     taken = node.mode & stat.S_ISUID
     if node.mode & stat.S_ISGID and (node.mode & stat.S_IXGRP or node.gid not in groups()):
@@ -262,13 +262,25 @@ class FileCalls(NameCalls):
             self.truncate(node, size)
             if size == 0 and had > 0 and node.file().writers:
                 node.file().hold = True
+        if size is not None or uid is not None or gid is not None:
             taken = set_id_bits(node, by, groups)
             if taken:
                 mode = (node.mode if mode is None else mode) & ~taken
+        if all(field is None for field in (mode, uid, gid, size, atime, mtime)):
+            mode = self.chowned_to_nobody_else(node, by, groups)
         if size is None or any(field is not None for field in (mode, uid, gid, atime, mtime)):
-            # Of nothing at all, as chown(-1, -1) is: it moves ctime alone.
             self.set_attributes(node, mode, uid, gid, atime, mtime)
         return node
+
+    def chowned_to_nobody_else(
+        self, node: Inode, by: int, groups: Callable[[], Collection[int]]
+    ) -> int | None:
+        """chown(-1, -1), which anybody may: it moves ctime, and where it takes bits of the mode away only the
+        owner may. Returns the mode to set, if any."""
+        taken = set_id_bits(node, by, groups)
+        if taken and by != node.uid:
+            raise PosixError(errno.EPERM, "not the owner")
+        return node.mode & ~taken if taken else None
 
     # making durable ----------------------------------------------------------------------------------
     def sync_want(self, handle: Handle) -> Want:

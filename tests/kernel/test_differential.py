@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
-ALICE = 1 if os.geteuid() == 0 else 0
+ALICE, BOB = (1, 2) if os.geteuid() == 0 else (0, 0)
 
 
 class Bench:
@@ -183,3 +184,21 @@ def test_changing_a_file_takes_the_set_id_bits(calm: Bench, mode: int, change: O
             (0, ("fstat", 1)),
         ]
     )
+
+
+@pytest.mark.parametrize("mode", [0o6755, 0o2600, 0o4600, 0o755])
+@pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFIFO, stat.S_IFDIR])
+def test_chown_and_the_set_id_bits(calm: Bench, mode: int, kind: int) -> None:
+    """To nobody else by the owner, by another, and to another group by the owner."""
+    owner, group = (4001, 4002) if ALICE else (-1, -1)
+    made = ("mkdir", b"f", 0o700) if kind == stat.S_IFDIR else ("mknod", b"f", kind | 0o600, 0)
+    for who, to in ((ALICE, -1), (BOB, -1), (ALICE, 4003 if ALICE else -1)):
+        calm.play(
+            [
+                (0, made),
+                (0, ("chown", b"f", owner, group, True)),
+                (0, ("chmod", b"f", mode)),
+                (who, ("chown", b"f", -1, to, True)),
+                (0, ("lstat", b"f")),
+            ]
+        )
