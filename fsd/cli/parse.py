@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from fsd.cli.table import Command, Flag, Words
 from fsd.model.errors import Unsupported, UsageError
 
+PLACES = ("DIR", "FILE")  # metavars of local places
+
 
 def parse(command: Command, long: bool, words: Words, argv: list[str]) -> SimpleNamespace:
     """The values of every flag of `command`, by destination. Raises `UsageError` or `Unsupported`.
@@ -112,6 +114,9 @@ def _value(flag: Flag, given: dict[str, list[str]], words: Words, long: bool) ->
         return True
     if len(texts) > 1 and not (flag.many or flag.rest):
         raise UsageError(f"{name} is given twice")
+    if flag.metavar in PLACES and "" in texts:
+        # The empty path would be the working directory: an unset variable of a script, never what was meant.
+        raise UsageError(f"{name} is empty", hint=f"give a {flag.metavar}, or leave {name} out")
     try:
         made = [flag.convert(t) for t in texts]
     except UsageError as exc:

@@ -16,6 +16,7 @@ import re
 import resource
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -82,7 +83,10 @@ def run(options: ServeOptions, host: Host) -> int:
     try:
         key = options.admin_key or _admin_key(options.data_dir, host)
         if not _ADMIN_KEY.fullmatch(key):
-            raise UsageError("an admin key is one line of 16 to 512 printable characters")
+            raise UsageError(
+                "an admin key is one line of 16 to 512 printable characters",
+                hint=f"put it back into {options.data_dir / ADMIN_KEY}, or remove it for a new one",
+            )
         bound = _bind(options.listen)
     except BaseException:
         service.close()
@@ -189,6 +193,14 @@ def _check(options: ServeOptions) -> None:
         )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("TLS needs both a certificate and a key", hint="give --tls-cert and --tls-key")
+    if options.tls_cert is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+        except OSError as exc:
+            raise UsageError(
+                f"{options.tls_cert} and {options.tls_key} are no certificate and its key: {exc}",
+                hint="both in PEM form, the key without a password",
+            ) from exc
     loopback = is_loopback(options.listen[0])
     if not loopback and not (options.tls_cert or options.behind_proxy or options.insecure):
         raise UsageError(
@@ -210,7 +222,9 @@ def _make_data_dir(path: Path) -> None:
     try:
         make_dirs_durable(path)
     except OSError as exc:
-        raise UsageError(f"cannot make the data directory {path}: {exc.strerror}") from exc
+        raise UsageError(
+            f"cannot make the data directory {path}: {exc.strerror}", hint="choose another --data-dir"
+        ) from exc
 
 
 def _admin_key(data_dir: Path, host: Host) -> str:
@@ -223,7 +237,10 @@ def _admin_key(data_dir: Path, host: Host) -> str:
         write_durable(host, path, (key + "\n").encode(), "admin_key")
         return key
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"cannot read the admin key in {path}: {exc}") from exc
+        raise UsageError(
+            f"cannot read the admin key in {path}: {exc}",
+            hint="put the key back (one line), or remove it: the next start makes a new one",
+        ) from exc
 
 
 def _bind(listen: tuple[str, int]) -> socket.socket:

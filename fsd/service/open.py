@@ -11,7 +11,8 @@ from fsd.blobs.open import open_store
 from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, check_url, open_database
-from fsd.model.errors import UsageError
+from fsd.meta.sqlite import FILE
+from fsd.model.errors import IntegrityError, UsageError
 from fsd.service.commit import Commits, Numbers
 from fsd.service.feed import Feed
 from fsd.service.filesystems import FileSystems
@@ -65,6 +66,8 @@ def open_service(options: ServiceOptions, host: Host) -> Service:
     """Open or make everything. Raises `Busy` (another server uses the data directory), `FormatTooNew`,
     `NoSpace`, `Unavailable`, `UsageError` (a URL)."""
     url = options.database
+    if url is None:
+        _check_not_lost(options)
     db = open_database(options.data_dir if url is None else check_url(url), host)
     try:
         store = open_store(_place(options), host)
@@ -97,10 +100,26 @@ def assemble(db: Database, store: BlobStore, host: Host) -> Service:
     )
 
 
+def _check_not_lost(options: ServiceOptions) -> None:
+    """Refuse to begin anew over the packs of a database that went away."""
+    database, packs = options.data_dir / FILE, _place(options)
+    if (database.exists() and database.stat().st_size) or not isinstance(packs, Path):
+        return
+    if any(path.is_file() for path in packs.glob("[!.]*/**/*")):
+        raise IntegrityError(
+            f"the database {database} is missing or empty, but {packs} holds what it described",
+            hint=f"restore {database} from a copy; to begin anew, move {packs} away",
+        )
+
+
 def _place(options: ServiceOptions) -> Path | S3Options:
     if options.blobs is None:
         return options.data_dir / "blobs"
     if not options.blobs.startswith("s3://"):
+        if "://" in options.blobs:
+            raise UsageError(
+                "the blobs are given as s3://… or as a directory", hint="leave it out for DIR/blobs"
+            )
         return Path(options.blobs)
     from fsd.blobs.s3 import S3Options
 

@@ -376,3 +376,50 @@ def test_find_by_time(shared_fs: TestFs) -> None:
     ):
         found = process("find", "/", *flags, env=shared_fs.env)
         assert [one["name"] for one in found.json["matches"]] == names, flags
+
+
+# An unlucky operator of the server.
+
+
+def _serve(*options: str, cwd: Path) -> Outcome:
+    """`fsd serve` that must refuse to start."""
+    return process("serve", *options, "--listen", "127.0.0.1:0", cwd=cwd, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--data-dir", ""), "--data-dir is empty"),
+        (("--data-dir", "d", "--blobs", "ftp://x/y"), "s3://"),
+        (("--data-dir", "d", "--tls-cert", __file__, "--tls-key", __file__), "PEM"),
+        (("--data-dir", "/proc/nothing"), "/proc/nothing"),
+    ],
+)
+def test_a_server_that_cannot_be_started_so(tmp_path: Path, options: tuple[str, ...], word: str) -> None:
+    refused(_serve(*options, cwd=tmp_path), 2, word)
+    assert not (tmp_path / "fsd.db").exists()
+
+
+def test_an_empty_path_is_not_the_working_directory(shared_fs: TestFs, tmp_path: Path) -> None:
+    point = tmp_path / "m"
+    point.mkdir()
+    refused(process("mount", str(point), "--state-dir", "", env=shared_fs.env, cwd=tmp_path), 2, "is empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("how", ["emptied", "gone"])
+def test_a_database_that_went_away_is_not_begun_anew(server: Server, tmp_path: Path, how: str) -> None:
+    """Its packs are still there: whoever restores the database has everything."""
+    fs = server.create()
+    data = os.urandom(200_000)
+    assert fs.ask("PUT", "/files/f", data).status == 200
+    assert server.stop() == 0
+    database, saved = server.data_dir / "fsd.db", tmp_path / "saved"
+    database.rename(saved)
+    if how == "emptied":
+        database.touch()
+    found = _serve("--data-dir", str(server.data_dir), cwd=tmp_path)
+    refused(found, 1, "missing or empty", str(database))
+    saved.rename(database)
+    server.restart()
+    assert fs.ask("GET", "/files/f").body == data
