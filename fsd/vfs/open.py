@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import NoSpace, NotFound, UsageError
 from fsd.model.limits import MIB
-from fsd.model.names import split_path
+from fsd.model.names import show, split_path
 from fsd.remote.api import Remote, SessionStart
 from fsd.vfs.core import Core
 from fsd.vfs.log import FULL, Log, finish_retiring
@@ -111,13 +112,14 @@ def _find_root(core: Core, remote: Remote) -> None:
         seq, answers = remote.ask([(PATH, tuple(names))], OPEN_TIMEOUT)
         entry: Any = answers[0][-1]
         if entry is None:
-            raise NotFound(f"no directory {core.options.remote_path!r} in the filesystem")
+            where = show(core.options.remote_path)
+            raise NotFound(f"no directory {where} in the filesystem", hint=f"fsd mkdir {shlex.quote(where)}")
         attr = entry.attr
     else:
         seq, answers = remote.ask([(ATTRS, (ROOT_INO,))], OPEN_TIMEOUT)
         attr = answers[0][0]
     if not attr.is_dir:
-        raise UsageError(f"{core.options.remote_path!r} is not a directory")
+        raise UsageError(f"{show(core.options.remote_path)} of the filesystem is not a directory")
     core.root_ino = attr.ino
     root = core.nodes.install(attr, seq, core.now())
     root.lookups = 1  # the kernel never forgets it

@@ -15,7 +15,7 @@ import pytest
 from support.cli import command, inside
 from support.processes import free_ports
 from support.sandbox import Sandbox
-from support.server import Server, clean_env
+from support.server import Server, TestFs, clean_env
 from support.wait import wait_for
 
 from fsd.kernel import mountpoint
@@ -165,6 +165,22 @@ def test_a_mount_one_may_not_look_at_is_not_dead(tmp_path: Path, monkeypatch: py
     found = inside("doctor", "--state-dir", os.fspath(tmp_path), "--output", "text").text
     assert "/secret/m is another user's" in found
     assert "--lazy" not in found
+
+
+@pytest.mark.kernel
+def test_a_subtree_that_is_not_there_yet(shared_fs: TestFs, tmp_path: Path) -> None:
+    """As with the fstab line of the README on a fresh filesystem."""
+    box = Sandbox(tmp_path / "box", shared_fs)
+    try:
+        failed = box.fsd("mount", os.fspath(box.mountpoint), "--remote-path", "/new tasks", check=False)
+        assert failed.returncode == 5
+        assert "no directory /new tasks in the filesystem" in failed.stderr
+        assert "fsd mkdir '/new tasks'" in failed.stderr
+        box.fsd("mkdir", "/new tasks")
+        box.mount("--remote-path", "/new tasks")
+        box.fsd("unmount", os.fspath(box.mountpoint))
+    finally:
+        box.close()
 
 
 def test_install_ti_tells_its_usage() -> None:
