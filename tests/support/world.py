@@ -372,7 +372,10 @@ class World(Client):
     def times(self, *nodes: Node) -> None:
         """What the clock said is the client's to say; that it stays is what the test checks."""
         for node in nodes:
-            node.mtime = self.call(lambda v, i=self.ino(node): v.getattr(i)).mtime  # type: ignore[misc]
+            node.mtime = self.mtime_of(self.ino(node))
+
+    def mtime_of(self, ino: int) -> int:
+        return self.call(lambda v: v.getattr(ino)).mtime
 
     def do_create(self) -> None:
         where, name = self.some_dir(), self.rng.choice(self.NAMES)
