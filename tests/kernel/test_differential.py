@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from support.differential import Maker, Pair, Step, differences, identities, sho
 from support.fileops import Op
 from support.sandbox import Sandbox
 from support.server import Server
+from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
 ALICE, BOB = (1, 2) if os.geteuid() == 0 else (0, 0)
@@ -92,6 +95,26 @@ class Bench:
             box.close()
 
 
+@contextmanager
+def committing(path: Path) -> Iterator[None]:
+    """Writes to a file and fsyncs it, without pause."""
+    over = threading.Event()
+
+    def work() -> None:
+        with path.open("wb", buffering=0) as file:
+            while not over.is_set():
+                file.write(b"more")
+                os.fsync(file)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.fixture
 def bench(shared_server: Server, tmp_path: Path) -> Iterator[Bench]:
     made = Bench(shared_server, tmp_path)
@@ -126,6 +149,38 @@ def test_killed_with_everything_acknowledged(bench: Bench) -> None:
         bench.killed()
         assert not differences(whole, tree(bench.box.mountpoint, exact=True))
         assert not differences(tree(bench.local), tree(bench.box.mountpoint))
+
+
+def test_random_operations_between_commits(bench: Bench) -> None:
+    """While something else on the mount makes it commit all the time, so that answers come at any moment."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    with committing(bench.box.mountpoint / "other"):
+        for number in range(4):
+            bench.random(seed + number, 150)
+    (bench.local / "other").write_bytes((bench.box.mountpoint / "other").read_bytes())
+    bench.same_everywhere()
+
+
+def test_a_second_mount_follows(bench: Bench) -> None:
+    """It has all of it in its caches and the kernel's, each time, and shows the changes all the same."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    second = bench.new_box()
+    pair = Pair(bench.local / "p", bench.box.mountpoint / "p")
+    try:
+        maker = Maker(seed, len(identities()))
+        for _ in range(15):
+            pair.play(maker.steps(25))
+            bench.box.drain()
+            whole = tree(bench.box.mountpoint, exact=True)
+            wait_for(
+                lambda whole=whole: not differences(whole, tree(second.mountpoint, exact=True)),  # type: ignore[misc]
+                5,
+                f"the second mount to show what the first does (seed {seed})",
+            )
+    finally:
+        pair.close()
 
 
 @pytest.mark.long
