@@ -42,6 +42,7 @@ LOSE_REPLY = Fault("cut")  # the server acted; the connection ends without a wor
 CUT_REQUEST = Fault("cut", acts=False)
 SWALLOW_REPLY = Fault("silence")  # the server acted; nothing comes until the client gives up
 BLACK_HOLE = Fault("silence", acts=False)
+DAMAGE_REQUEST = Fault("damage")  # the server gets it with one bit of its body changed
 DOUBLE_REQUEST = Fault("double request")
 DOUBLE_REPLY = Fault("double reply")
 HTML_502 = Fault("html", acts=False)
@@ -239,6 +240,8 @@ class FaultProxy:
         reply: bytes | None = b""
         if kind == "delay" and self._stop.wait(amount):
             return False
+        if kind == "damage":
+            raw = _damaged(raw)
         if fault is None or fault.acts:
             for _ in range(2 if kind == "double request" else 1):
                 reply = self._ask(raw, bodiless=method == "HEAD")
@@ -274,6 +277,15 @@ class FaultProxy:
                     return
             except TimeoutError:
                 continue
+
+
+def _damaged(raw: bytes) -> bytes:
+    """`raw` with one bit in the middle of its body changed, if it has a body."""
+    changed = bytearray(raw)
+    body = raw.index(b"\r\n\r\n") + 4
+    if body < len(raw):
+        changed[(body + len(raw)) // 2] ^= 0x10
+    return bytes(changed)
 
 
 class _Messages:
