@@ -47,7 +47,7 @@ def ends(args: SimpleNamespace) -> tuple[End, End]:
             raise UsageError("both a source and a destination are needed", hint="see `fsd cp --help`")
         return _operands(str(operands[0]), str(operands[1]))
     if any(len(side) != 1 for side in named):
-        raise UsageError(f"needed: {_PAIRS}")
+        raise UsageError(f"needed: {_PAIRS}", hint="the short form: fsd cp plan.md :/tasks/plan.md")
     source, destination = (_named(*side[0]) for side in named)
     if source.place != REMOTE and destination.place != REMOTE:
         raise UsageError("one side of a copy is remote", hint=_PAIRS)

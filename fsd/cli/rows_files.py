@@ -72,6 +72,7 @@ ROWS: Final = (
             path("remote directory (default /)", default="/"),
             switch("--recursive -r", "with everything below, as paths"),
             switch("-l --details", "with mode, owner, size and time"),
+            switch("--all -a", "accepted: names that begin with a dot are always shown"),
             flag("--limit", "at most so many entries", values.integer(1), metavar="N"),
             flag("--after", "go on behind this name", metavar="NAME"),
         ),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli import command, inside
+from support.cli import command, inside, process
 from support.processes import free_ports
 from support.sandbox import Sandbox
 from support.server import Server, TestFs, clean_env
@@ -190,3 +190,14 @@ def test_install_ti_tells_its_usage() -> None:
     wrong = subprocess.run([script, "--bogus"], capture_output=True, text=True, timeout=10, check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "install-ti [--force] [DIR]" in wrong.stderr
+
+
+def test_habits_of_other_tools(shared_fs: TestFs) -> None:
+    made = process("cp", "-", ":/.hidden", env=shared_fs.env, stdin=b"x")
+    assert made.code == 0, made.err
+    # Bundled, as everybody types it; names with a dot are there with and without -a.
+    for flags in (("-la",), ("-l",), ("-a",)):
+        assert ".hidden" in process("ls", *flags, "/", "--output", "text", env=shared_fs.env).text
+    bare = inside("cp", "-r", "--output", "text", env=shared_fs.env)
+    assert bare.code == 2
+    assert "fsd cp plan.md :/tasks/plan.md" in bare.err
