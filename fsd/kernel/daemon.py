@@ -140,9 +140,10 @@ class Daemon:
         self._wire(volume)
         sock = listen(self.start.directory.socket_path(self.options.mount_id))
         self.update(pid=os.getpid(), supervisor_pid=self.start.supervisor_pid)
-        if self.start.restarts:
+        if still_listed(self.place, self.options.source):
             # What the last daemon left was kept till now, so that nobody wrote into the directory below.
             await self._take_back()
+            self._tell_strays(os.listdir(self.place))
         self.session.mount()
         self.machine.start()  # type: ignore[union-attr]
         self.session.start()
@@ -160,13 +161,22 @@ class Daemon:
         notify(self.options.notify_socket, "READY=1")
         self.start.channel.ready(self.answer(volume))
 
+    def _tell_strays(self, names: list[str]) -> None:
+        """What was written in the moments when nothing was mounted is about to be covered."""
+        if names:
+            text = f"{len(names)} entries lie below the mount point, written while nothing was mounted: "
+            text += ", ".join(sorted(names)[:5])
+            log.warning("%s", text)
+            self.start.channel.say(f"note: {text}; unmount to see them")
+
     async def _take_back(self) -> None:
         """A mount that came up but does not answer is no mount, nor is one whose daemon died."""
-        if still_listed(self.place, self.options.source):
+        while still_listed(self.place, self.options.source):
             try:
                 await trio.to_thread.run_sync(partial(detach, self.place, lazy=True))
             except FsdError as exc:
                 log.error("%s stays mounted: %s", self.place, exc)
+                return
 
     def answer(self, volume: Volume) -> dict[str, Any]:
         """What `fsd mount` prints."""

@@ -129,12 +129,13 @@ def require_fuse() -> None:
         )
 
 
-def check_place(place: Path, outside: dict[str, Path]) -> None:
+def check_place(place: Path, outside: dict[str, Path], *, covered: bool = False) -> None:
     """Raises when a mount at `place` (resolved) would be wrong. `outside` names what must not lie in it.
 
-    A dead mount of ours at the place must have been cleaned up before (`clear_dead`).
+    A dead mount of ours at the place must have been cleaned up before (`clear_dead`); `covered`: it was kept,
+    so the directory below cannot be looked at; it was when that mount was made.
     """
-    entry = mounted_at(place)
+    entry = None if covered else mounted_at(place)
     if entry is not None and (entry.ids or entry.fstype.startswith("fuse")):
         raise Busy(
             f"{place} is mounted already ({entry.source})",
@@ -147,6 +148,8 @@ def check_place(place: Path, outside: dict[str, Path]) -> None:
                 f"{what} {path} lies inside the mount point {place}: the mount would wait for itself",
                 hint="choose one outside",
             )
+    if covered:
+        return
     try:
         info = os.stat(place)
         names = os.listdir(place) if stat.S_ISDIR(info.st_mode) else []
@@ -166,13 +169,16 @@ def check_place(place: Path, outside: dict[str, Path]) -> None:
         raise NotPermitted(f"{place} is not writable by you, so you may not mount there")
 
 
-def clear_dead(place: Path) -> bool:
-    """Detach a dead mount of ours at `place`; True when there was one. Raises `Busy` when it is alive."""
-    cleared = False
+def clear_dead(place: Path, keep: str = "") -> bool:
+    """Detach the dead mounts of ours at `place`. Raises `Busy` when one is alive.
+
+    One whose source is `keep` stays, and True is returned: who mounts there next takes it away right before,
+    so that until then a write meets ENOTCONN and not the directory below.
+    """
     while True:
         entry = mounted_at(place)
         if entry is None or entry.ids is None:
-            return cleared
+            return False
         answer = answers(place)
         if not isinstance(answer, OSError) or answer.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
             state = "does not answer" if answer is None else "is alive"
@@ -180,8 +186,9 @@ def clear_dead(place: Path) -> bool:
                 f"{place} is mounted already ({entry.source}) and {state}",
                 hint=f"use it, or `fsd unmount {place}` first",
             )
+        if entry.source == keep:
+            return True
         detach(place, lazy=True)
-        cleared = True
 
 
 def detach(place: Path, *, lazy: bool) -> None:

@@ -113,8 +113,8 @@ def _holder(options: MountOptions, directory: RuntimeDir) -> tuple[str, int]:
 
 
 def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
-    """Clean up a dead mount, check the place, make the state directory and the record."""
-    clear_dead(place)
+    """Clean up dead mounts, check the place, make the state directory and the record."""
+    kept = clear_dead(place, keep=options.source)
     check_place(
         place,
         {
@@ -122,6 +122,7 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
             "the runtime directory": options.runtime_dir,
             "the working directory": _working_directory(),
         },
+        covered=kept,
     )
     own = options.state_dir / "mounts" / options.mount_id
     try:

@@ -582,11 +582,25 @@ def test_case_46_while_nobody_serves_the_place_nothing_is_written_below_it(case:
     box.wait_remounted(killed)
     assert os.listdir(box.mountpoint) == ["before"]
     assert Path("/proc/self/mounts").read_text().count(f" {box.mountpoint} ") == 1
+    # The same where the supervisor died too, and somebody mounts again.
+    box.kill()
+    case.proxy.refuse()
+    mounting = threading.Thread(target=box.mount)
+    mounting.start()
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        with pytest.raises(OSError) as told:
+            (box.mountpoint / "lost").write_bytes(b"x")
+        assert told.value.errno == errno.ENOTCONN
+    case.proxy.accept()
+    mounting.join(60)
+    assert os.listdir(box.mountpoint) == ["before"]
+    assert Path("/proc/self/mounts").read_text().count(f" {box.mountpoint} ") == 1
     # A stop while the next one is still to come takes the dead mount away.
     case.proxy.refuse()
     killed = box.daemon
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: "restart 2" in box.logs(), 20, "the next daemon")
+    wait_for(lambda: box.logs().count("restart 1") > 1, 20, "the next daemon")
     os.kill(box.pids[0], signal.SIGTERM)
     wait_for(lambda: not alive(box.pids[0]), 10, "the supervisor to end")
     assert not listed(box)
