@@ -293,6 +293,8 @@ class HttpRemote:
         except ValueError:
             body = None  # an HTML page of something in between; from_body tells what came
         error = from_body(body, answer.status)
+        if isinstance(error, Unavailable) and not (isinstance(body, dict) and "error" in body):
+            error.message = f"{self.endpoint}: {error.message}"  # something in between answered
         error.message = redact(error.message)
         error.args = (error.message,)
         error.request_id = error.request_id or answer.headers.get("x-request-id")
