@@ -357,6 +357,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Free the eventfd; after `run` has returned and no thread posts any more."""
+        # Who posts all the same writes to no descriptor: the number may be another file's by then.
+        self._armed = True
         os.close(self._eventfd)
 
     def as_trio(self) -> SimpleNamespace:

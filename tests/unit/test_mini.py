@@ -274,3 +274,19 @@ def test_a_hangup_with_no_reader_left_is_seen(scheduler: Scheduler, pipe: tuple[
         await scheduler.wait_readable(pipe[0])
 
     scheduler.run(main)
+
+
+def test_a_post_after_the_end_writes_to_no_descriptor() -> None:
+    """The eventfd's number may be another file's by then."""
+    ended = Scheduler()
+    number = ended._eventfd
+    ended.close()
+    taken = os.memfd_create("taken")
+    os.dup2(taken, number)
+    try:
+        ended.post(lambda: None)
+        assert os.fstat(number).st_size == 0
+    finally:
+        os.close(number)
+        if taken != number:
+            os.close(taken)
