@@ -70,9 +70,7 @@ class TestFs:
 
 def clean_env(**extra: str) -> dict[str, str]:
     """This environment without any identity of fsd or ti, the test run's mark kept."""
-    kept = {
-        k: v for k, v in os.environ.items() if k == "FSD_TEST_RUN" or not k.startswith(("FSD_", "TI_"))
-    }
+    kept = {k: v for k, v in os.environ.items() if k == "FSD_TEST_RUN" or not k.startswith(("FSD_", "TI_"))}
     return {**kept, **extra}
 
 
