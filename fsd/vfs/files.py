@@ -301,11 +301,12 @@ class FileCalls(NameCalls):
             raise error
 
     def flush(self, fh: int) -> None:
-        """close(2) of one descriptor."""
+        """close(2) of one descriptor. With durability "close" also that a new file exists, empty or not."""
         handle = self.handle(fh)
         self.told(handle)
-        content = handle.node.content
-        if self.core.options.durability == "close" and content is not None and content.unclean:
+        node = handle.node
+        unclean = node.content is not None and node.content.unclean
+        if self.core.options.durability == "close" and (unclean or handle.writable and node.busy):
             want = self.sync_want(handle)
             if not want.finished:
                 raise Park(want, again=False)

@@ -224,6 +224,9 @@ class Flusher:
     def uncommitted(self, units: list[tuple[int, tuple[BlockTask, ...]]]) -> dict[bytes, Source]:
         """Blobs that earlier flights of these files made and whose commit is not answered."""
         known: dict[bytes, Source] = {}
+        if self.core.recovering:
+            # A damaged file's copy stands on what flights of the file itself made.
+            return {source.hash: source for f in self.core.flights.values() for source in f.sources}
         for key, tasks in units:
             content = self.core.nodes.get(self.core.flights[key].ino).content
             if content is not None and any(task.needs_base() for task in tasks):

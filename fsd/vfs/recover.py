@@ -146,7 +146,7 @@ class Recovery:
             _, answers = self.remote.ask([question], ASK_TIMEOUT)
             for ino, attr in zip(some, answers[0]):
                 past = replay.files[ino]
-                if attr is not None and attr.writer == replay.state.session and attr.cseq > past.cseq:
+                if attr is not None and attr.writer in replay.sessions and attr.cseq > past.cseq:
                     self._catch_up(replay, ino, attr, report)
 
     def _catch_up(self, replay: Replay, ino: int, attr: Attr, report: Report) -> None:

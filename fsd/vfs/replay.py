@@ -84,6 +84,7 @@ class Replay:
         self.ops: dict[int, Op | Flown | Reserved] = {}
         self.positions: dict[int, int] = {}
         self.dropped: set[int] = set()
+        self.sessions: set[int] = set()  # all this log was written under
         self.top = 0  # newest operation number seen
         self.acked = 1
         self.doubtful = False  # another boot: payloads may be damaged, the tail may be lost
@@ -166,8 +167,10 @@ class Replay:
         for local, wire in state.wire:
             self.wire.put(local, wire)
         self.state = state
+        self.sessions.add(state.session)
         self.acked = max(self.acked, state.acked)
-        self.doubtful = state.boot != self.host.boot_id()
+        # Once for all: a recovery that ended too has written behind what is doubtful, under this boot id.
+        self.doubtful = self.doubtful or state.boot != self.host.boot_id()
 
     def _file(self, record: Record) -> Past:
         past = self.files.setdefault(record.ino, Past())

@@ -427,3 +427,17 @@ def test_a_late_listing_does_not_hide_where_a_file_went(client: Client) -> None:
     assert_same(server_tree(client.bench), second.view())
     assert len(second.view()) == 2
     second.volume.close()
+
+
+# What close promises.
+
+
+def test_close_durability_covers_a_new_empty_file(client: Client) -> None:
+    client.volume.close()
+    client.options = replace(client.options, durability="close")
+    client.open()
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"empty", 0o644, 0, 0, os.O_WRONLY))
+    client.call(lambda v: v.flush(fh))
+    assert files(client) == {"/empty": b""}
+    client.call(lambda v: v.release(fh))
