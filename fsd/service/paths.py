@@ -111,7 +111,7 @@ class Paths:
         check_revision(place, put.if_match)
         if node is not None:
             if fresh:
-                raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+                raise _exists(place.path, node)
             need_file(place)
         else:
             node = self._new_file(build, place, put)
@@ -147,7 +147,7 @@ class Paths:
         there = place.node
         if there is not None:
             if not overwrite:
-                raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+                raise _exists(place.path, there)
             need_file(place)
             if there.ino == node.ino:
                 raise PosixError(errno.EINVAL, "source and target are the same file")
@@ -234,7 +234,7 @@ class Paths:
         if node.ino == ROOT_INO or (there is not None and there.ino == ROOT_INO):
             raise PosixError(errno.EBUSY, "the root cannot be moved or replaced")
         if there is not None and not overwrite:
-            raise Conflict(f"{show(place.path)} exists", details={"errno": "EEXIST"})
+            raise _exists(place.path, there)
         if node.is_dir and place.path.startswith(origin.path + b"/"):
             raise PosixError(errno.EINVAL, f"{show(origin.path)} cannot move below itself")
         if origin.path.startswith(place.path + b"/"):
@@ -410,6 +410,13 @@ class _Builder:
             self.add(ops.Rmdir, ops.RMDIR, parent, name, node.ino, self.now)
         else:
             self.add(ops.Unlink, ops.UNLINK, parent, name, node.ino, node.cseq, self.now)
+
+
+def _exists(path: bytes, there: Attr) -> Conflict:
+    """Something must not be replaced: what is there, by its revision."""
+    return Conflict(
+        f"{show(path)} exists", details={"errno": "EEXIST", "revision": f"{there.ino}:{there.cseq}"}
+    )
 
 
 def check_revision(place: Place, wanted: tuple[int, int] | None) -> None:

@@ -450,7 +450,9 @@ def test_a_wrong_size_or_condition_in_a_raw_request(shared_fs: TestFs) -> None:
     assert shared_fs.ask("PUT", "/files/f?size=5", b"four").status == 400
     assert shared_fs.ask("PUT", "/files/f?nonsense=1", b"").status == 400
     assert shared_fs.ask("PUT", "/files/f", b"", headers={"If-None-Match": "*"}).status == 200
-    assert shared_fs.ask("PUT", "/files/f", b"", headers={"If-None-Match": "*"}).status == 409
+    refused = shared_fs.ask("PUT", "/files/f", b"", headers={"If-None-Match": "*"})
+    assert refused.status == 409
+    assert refused.json["error"]["details"]["revision"] == shared_fs.ask("GET", "/stat/f").json["revision"]
     assert shared_fs.ask("PUT", "/files/f", b"", headers={"If-Match": "x"}).status == 400
     long = "/x" * 40_000
     assert shared_fs.ask("POST", "/actions", {"action": "mkdir", "path": long}).status == 413
