@@ -306,7 +306,7 @@ class FileCalls(NameCalls):
         self.told(handle)
         node = handle.node
         unclean = node.content is not None and node.content.unclean
-        if self.core.options.durability == "close" and (unclean or handle.writable and node.busy):
+        if self.core.options.durability == "close" and (unclean or (handle.writable and node.busy)):
             want = self.sync_want(handle)
             if not want.finished:
                 raise Park(want, again=False)
