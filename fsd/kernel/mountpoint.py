@@ -22,10 +22,13 @@ from fsd.model.errors import Busy, FsdError, NotFound, NotPermitted, Unsupported
 
 FSTYPE: Final = "fuse.fsd"
 DEVICE: Final = Path("/dev/fuse")
+BUSY_TRIES: Final = 6
+BUSY_PACE: Final = 0.1
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _libc = ctypes.CDLL(None, use_errno=True)
+_pace = threading.Event()  # never set: the time between two tries
 
 
 class MountEntry(NamedTuple):
@@ -194,8 +197,20 @@ def clear_dead(place: Path, keep: str = "") -> bool:
 def detach(place: Path, *, lazy: bool) -> None:
     """Unmount `place`: umount2 as root, else fusermount3. Raises `Busy` (naming the users) or `FsdError`.
 
-    No error when nothing is mounted there.
+    No error when nothing is mounted there. Busy without anybody to name is tried again for half a second: who
+    looked at it in passing (df, an indexer) is gone by then.
     """
+    for left in reversed(range(BUSY_TRIES)):
+        try:
+            _detach(place, lazy=lazy)
+            return
+        except Busy as exc:
+            if exc.details["pids"] or not left:
+                raise
+            _pace.wait(BUSY_PACE)
+
+
+def _detach(place: Path, *, lazy: bool) -> None:
     if os.geteuid() == 0:
         flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
         if _libc.umount2(os.fsencode(place), flags) == 0:

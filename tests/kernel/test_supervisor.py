@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,6 +250,23 @@ def test_unmount_names_who_keeps_it_busy(tiny: Tiny) -> None:
         user.kill()
         user.wait(10)
     wait_for(lambda: not tiny.alive(), 10)
+
+
+def test_unmount_waits_a_moment_for_a_user_nobody_sees(tiny: Tiny) -> None:
+    """An open file on its way through a socket is in no process's table."""
+    assert tiny.start().returncode == 0
+    ours, theirs = socket.socketpair()
+    fd = os.open(tiny.place, os.O_RDONLY)
+    socket.send_fds(ours, [b"x"], [fd])
+    os.close(fd)
+    gone = threading.Timer(0.25, theirs.close)
+    gone.start()
+    try:
+        assert unmount.unmount(tiny.place, tiny.directory, 5, say, Host())["status"] == "unmounted"
+    finally:
+        gone.join()
+        ours.close()
+    assert not tiny.listed()
 
 
 def test_umount_by_anybody_ends_both_and_restarts_nothing(tiny: Tiny) -> None:
