@@ -241,7 +241,9 @@ def test_a_copy_with_unsent_changes(trusted: Server, tmp_path: Path, order: str)
             assert got in (wanted, *([wanted + wanted[:1]] if number and order.endswith("after") else []))
 
 
-@pytest.mark.parametrize("fault", ["the server acted", "the server has it before it"])
+@pytest.mark.parametrize(
+    "fault", ["the server acted", pytest.param("the server has it before it", marks=pytest.mark.long)]
+)
 def test_a_copy_in_the_middle_of_a_commit(trusted: Server, tmp_path: Path, fault: str) -> None:
     """The commit is sent by both; it counts once."""
     with scene(trusted, tmp_path) as play:

@@ -177,7 +177,7 @@ def test_pip_install_into_a_venv(twice: Twice, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["delete", "wal", "truncate"])
+@pytest.mark.parametrize("mode", ["delete", "wal", pytest.param("truncate", marks=pytest.mark.long)])
 def test_sqlite_with_two_writers(twice: Twice, mode: str) -> None:
     """Every transaction of both is there, and the database is whole in the other sandbox."""
     script = """
