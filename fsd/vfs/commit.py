@@ -447,6 +447,9 @@ class Committer:
                 # Not `seq`: the row is of that commit now, but others may have changed other fields of it
                 # before, and an answer with the same `born` would be taken for known.
                 node.born = COMMITTED
+            also = core.local(core.wire.out(ino)) if not core.wire.empty else ino
+            if also != ino:
+                stale(core, also)  # the same inode under another number
         if isinstance(op, Create) and outcome is None:
             self.created(op.ino, seq)
         if isinstance(op, Content):

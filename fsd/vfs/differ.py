@@ -23,11 +23,16 @@ def becomes(core: Core, op: Op, outcome: Outcome) -> bool:
     core.wire.put(op.ino, outcome.ino)
     core.record_if_room(STATE, 0, [core.state()])  # a replay finds it in the answer too
     if twin is not None and twin != op.ino and twin in core.nodes.by_ino:
-        # The one inode was in memory under both numbers: the one programs may hold open stays.
+        # The one inode was in memory under both numbers: the one programs may hold open stays. So does the
+        # other while it has changes of its own or is open: its operations go to the same inode.
         core.invalidate(twin)
-        gone = core.nodes.by_ino.pop(twin)
-        if gone.where is not None:
-            stale_name(core, *gone.where)
+        there = core.nodes.by_ino[twin]
+        if there.where is not None:
+            stale_name(core, *there.where)
+        if there.busy or there.handles:
+            there.stale = True
+        else:
+            del core.nodes.by_ino[twin]
     _stale_names_of(core, op.ino)
     return isinstance(op, Content) and outcome.errno == errno.EEXIST
 

@@ -360,7 +360,10 @@ class Loader:
             node.stale = False
             return
         _, own, _, foreign = self._since(seq)
-        self.core.nodes.install(self.core.local_attr(attr), seq, self.core.now(), keep=node.ino in own)
+        attr = self.core.local_attr(attr)
+        if self.core.nodes.by_ino.get(node.ino) is node:
+            attr = attr._replace(ino=node.ino)  # one inode may be here under two numbers (`differ.becomes`)
+        self.core.nodes.install(attr, seq, self.core.now(), keep=node.ino in own)
         if node.ino in foreign:
             node.stale = True
 
