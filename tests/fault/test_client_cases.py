@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.bench import Bench
-from support.world import Client, Clock, assert_same, server_tree
+from support.client import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import NoSpace, PosixError
 from fsd.model.limits import BLOCK, MIB

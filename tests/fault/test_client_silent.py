@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.bench import Bench
-from support.world import Client, Clock, assert_same, server_tree
+from support.client import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import PosixError, Unavailable
 from fsd.vfs.types import Park

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.bench import Bench
-from support.world import Client, Clock, server_tree
+from support.client import Client, Clock, server_tree
 
 from fsd.model.errors import Busy, FormatTooNew, NotFound, UsageError
 from fsd.vfs.log import STATE, Log

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from support.bench import Bench
-from support.world import Client, Clock, World, server_tree
+from support.client import Client, Clock, server_tree
+from support.world import World
 
 BESIDE = (".recovered-", ".conflict-", "/.fsd-lost")
 Shown = dict[str, tuple[Any, ...]]

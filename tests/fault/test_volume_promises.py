@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.bench import Bench
+from support.client import Client, Clock, assert_same, server_tree
 from support.inproc import InProcess
-from support.world import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import NoSpace, NotAuthenticated, PosixError, Unavailable
 from fsd.model.limits import MIB

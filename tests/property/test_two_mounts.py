@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.bench import Bench
-from support.world import Client, Clock, assert_same, server_tree
+from support.client import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import FsdError
 from fsd.model.ops import RENAME_EXCHANGE, RENAME_NOREPLACE

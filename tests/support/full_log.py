@@ -22,7 +22,7 @@ from fsd.model.errors import NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.types import Park
 from support.bench import Bench
-from support.world import Client, Clock, server_tree
+from support.client import Client, Clock, server_tree
 
 
 def fill(client: Client, name: bytes, most: int) -> tuple[int, bytes, Park | None]:
