@@ -147,10 +147,10 @@ def test_malformed_requests(victim: Server) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_many_malformed_requests(victim: Server, seed: int) -> None:
     attack = Attack(victim, 1000 + seed)
-    attack.run(1500)
+    attack.run(600)
     attack.check()
 
 
