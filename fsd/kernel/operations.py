@@ -333,7 +333,7 @@ class FsdOperations(pyfuse3.Operations):
     def listxattr(self, nodeid: int, ctx: RequestContext) -> Sequence[bytes]:
         if not self._xattr:
             raise FUSEError(errno.ENOSYS)
-        return self._volume.listxattr(self._ino(nodeid))
+        return self._volume.listxattr(self._ino(nodeid), ctx.uid)
 
     @handler
     def removexattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> None:

@@ -400,9 +400,11 @@ class NameCalls(Calls):
             raise PosixError(errno.ENODATA, "no such extended attribute")
         return value
 
-    def listxattr(self, ino: int) -> Sequence[bytes]:
+    def listxattr(self, ino: int, uid: int = 0) -> Sequence[bytes]:
+        """Names a caller of this uid may see: `trusted.` ones are root's, and the kernel keeps only their
+        values from others."""
         node = self.current(self.core.nodes.get(ino))
-        return list(node.xattrs or ())
+        return [name for name in node.xattrs or () if uid == 0 or not name.startswith(b"trusted.")]
 
     def setxattr(self, ino: int, name: bytes, value: bytes) -> None:
         self.must_be_writable()

@@ -257,3 +257,12 @@ def test_chown_and_the_set_id_bits(calm: Bench, mode: int, kind: int) -> None:
                 (0, ("lstat", b"f")),
             ]
         )
+
+
+def test_names_of_trusted_attributes_are_roots(calm: Bench) -> None:
+    made = [
+        (0, ("open", b"f", os.O_CREAT | os.O_RDWR, 0o666, 1)),
+        (0, ("setxattr", b"f", "trusted.t", 10, 0, True)),
+        (0, ("setxattr", b"f", "user.u", 10, 0, True)),
+    ]
+    calm.play([*made, (ALICE, ("listxattr", b"f", True)), (0, ("listxattr", b"f", True))])

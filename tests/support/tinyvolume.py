@@ -183,7 +183,7 @@ class TinyVolume:
     def getxattr(self, ino: int, name: bytes) -> bytes:
         raise PosixError(errno.ENODATA, "no such attribute")
 
-    def listxattr(self, ino: int) -> list[bytes]:
+    def listxattr(self, ino: int, uid: int = 0) -> list[bytes]:
         return []
 
     def statfs(self) -> dict[str, int]:
