@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fsd.host.seam import Host
 from fsd.meta.database import open_database
@@ -20,6 +23,7 @@ from fsd.service.audit import audit
 from fsd.wire.frame import open_blob
 from fsd.wire.messages import BLOCKS, LIST
 from support.recording import Found, Value
+from support.server import Server
 
 TIMEOUT = 60.0
 
@@ -94,3 +98,15 @@ def audit_all(data_dir: Path) -> list[Any]:
         return [(name, finding) for number, name in rows for finding in audit(database, FsRef(number, name))]
     finally:
         database.close()
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The trusted side of a module's tests; at the end every filesystem on it is audited."""
+    made = Server(tmp_path_factory.mktemp("trusted"))
+    try:
+        yield made.start()
+        made.stop()
+        assert not audit_all(made.data_dir)
+    finally:
+        made.end()

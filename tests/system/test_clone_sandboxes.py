@@ -21,7 +21,6 @@ import pytest
 from support.clone import Clone, copy_of, frozen
 from support.processes import die_with_parent
 from support.proxy import LOSE_REPLY, SWALLOW_REPLY, FaultProxy, delay, delay_reply, on
-from support.reading import audit_all
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -29,17 +28,6 @@ from support.wait import wait_for
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
 
 COMMITS = on("commits")
-
-
-@pytest.fixture(scope="module")
-def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    try:
-        yield made.start()
-        made.stop()
-        assert not audit_all(made.data_dir)
-    finally:
-        made.end()
 
 
 class Scene:

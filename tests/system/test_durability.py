@@ -24,7 +24,7 @@ import pytest
 from support.cli import inside
 from support.loopdisk import LoopDisk
 from support.loopdisk import available as loop_available
-from support.reading import audit_all, committed_tree
+from support.reading import committed_tree
 from support.recording import Found, History, Recording, read_tree
 from support.sandbox import Sandbox
 from support.server import Server, TestFs
@@ -40,18 +40,6 @@ DAEMON, RESTART, LOST, SERVER = (
     "the sandbox is lost",
     "the server crashes",
 )
-
-
-@pytest.fixture(scope="module")
-def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The trusted side of all rounds; at the end every filesystem is audited."""
-    made = Server(tmp_path_factory.mktemp("trusted"))
-    try:
-        yield made.start()
-        made.stop()
-        assert not audit_all(made.data_dir)
-    finally:
-        made.end()
 
 
 class Round:

@@ -33,7 +33,6 @@ from support.proxy import (
     on,
     truncate,
 )
-from support.reading import audit_all
 from support.sandbox import Sandbox, alive
 from support.server import Server
 from support.wait import wait_for
@@ -42,17 +41,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(100)]
 
 MIB = 1 << 20
 NOTHING = {"operations": 0, "files": 0, "bytes": 0}
-
-
-@pytest.fixture(scope="module")
-def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    try:
-        yield made.start()
-        made.stop()
-        assert not audit_all(made.data_dir)
-    finally:
-        made.end()
 
 
 class Case:

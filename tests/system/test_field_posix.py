@@ -18,23 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.reading import audit_all
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(100)]
-
-
-@pytest.fixture(scope="module")
-def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    try:
-        yield made.start()
-        made.stop()
-        assert not audit_all(made.data_dir)
-    finally:
-        made.end()
 
 
 @pytest.fixture(scope="module")

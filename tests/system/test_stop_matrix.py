@@ -11,11 +11,9 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.reading import audit_all
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -30,17 +28,6 @@ NOTHING = {"operations": 0, "files": 0, "bytes": 0}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "attempt" in metafunc.fixturenames:
         metafunc.parametrize("attempt", range(10 if metafunc.config.getoption("--all") else 1))
-
-
-@pytest.fixture(scope="module")
-def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("trusted"))
-    try:
-        yield made.start()
-        made.stop()
-        assert not audit_all(made.data_dir)
-    finally:
-        made.end()
 
 
 class Cell:

@@ -17,24 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.reading import audit_all
 from support.sandbox import Sandbox
 from support.server import Server
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
 
 PYTHON_LIB = Path(os.__file__).parent
-
-
-@pytest.fixture(scope="module")
-def trusted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
-    try:
-        yield made.start()
-        made.stop()
-        assert not audit_all(made.data_dir)
-    finally:
-        made.end()
 
 
 class Twice:
