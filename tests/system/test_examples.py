@@ -103,7 +103,7 @@ def world(shared_server: Server, tmp_path: Path) -> Iterator[World]:
 def test_the_example_works(world: World, row: Command) -> None:
     name = _name(row)
     if name in MOUNTED:
-        done = world.shell("fsd mount /mnt/work && echo x > /mnt/work/x && sync -f /mnt/work/x")
+        done = world.shell("fsd mount /mnt/work && (cd /mnt/work && echo x > x && sync -f x)")
         assert done.returncode == 0, done.stderr
     if name == "recover":
         done = world.shell("fsd mount /mnt/work && fsd unmount /mnt/work")
