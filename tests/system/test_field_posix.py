@@ -255,7 +255,11 @@ def test_case_33_symlinks_of_package_managers(two: tuple[Sandbox, Sandbox], here
 
 
 def calls(top: Path) -> dict[str, Callable[[], object]]:
-    """Calls that fail on a disk, each with what it fails with there."""
+    """Calls that fail on a disk: on names, then on what is open or has attributes."""
+    return {**calls_on_names(top), **calls_on_files(top)}
+
+
+def calls_on_names(top: Path) -> dict[str, Callable[[], object]]:
     (top / "f").write_bytes(b"x")
     (top / "d" / "e").mkdir(parents=True)
     (top / "empty").mkdir()
@@ -263,9 +267,6 @@ def calls(top: Path) -> dict[str, Callable[[], object]]:
     os.symlink("nowhere", top / "dangling")
     os.mkfifo(top / "fifo")
     long = top / ("n" * 256)
-    read = os.open(top / "f", os.O_RDONLY)
-    write = os.open(top / "f", os.O_WRONLY)
-    directory = os.open(top / "d", os.O_RDONLY)
     return {
         "stat absent": lambda: os.stat(top / "absent"),
         "open absent": lambda: os.open(top / "absent", os.O_RDONLY),
@@ -307,6 +308,15 @@ def calls(top: Path) -> dict[str, Callable[[], object]]:
         "rename into itself": lambda: os.rename(top / "d", top / "d" / "e" / "x"),
         "rename to another filesystem": lambda: os.rename(top / "f", "/dev/shm/never"),
         "rename dot": lambda: os.rename(f"{top}/empty/.", top / "x"),
+    }
+
+
+def calls_on_files(top: Path) -> dict[str, Callable[[], object]]:
+    """In the tree that `calls_on_names` made."""
+    read = os.open(top / "f", os.O_RDONLY)
+    write = os.open(top / "f", os.O_WRONLY)
+    directory = os.open(top / "d", os.O_RDONLY)
+    return {
         "write to a reader": lambda: os.write(read, b"x"),
         "read of a writer": lambda: os.read(write, 1),
         "read of a dir": lambda: os.read(directory, 1),
