@@ -6,6 +6,7 @@ import faulthandler
 import os
 import secrets
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from support.wait import wait_for
 _run_id = secrets.token_hex(8)
 _left: list[str] = []
 _cannot: list[str] = []
+_failed: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounds", type=int, default=0, help="rounds of each random cell (default 1; 50 with --all)"
     )
+    parser.addoption("--failures", type=Path, help="file to write the ids of failed tests to, one a line")
+    parser.addoption("--seed", type=int, default=None, help="of every random test (default: see the fixture)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +46,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "turn" in metafunc.fixturenames:
         rounds = metafunc.config.getoption("--rounds") or (50 if metafunc.config.getoption("--all") else 1)
         metafunc.parametrize("turn", range(rounds), ids=lambda number: f"round{number}")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """What a random test starts from: the same in every short run, another in each `--all`; printed."""
+    given: int | None = request.config.getoption("--seed")
+    if given is None:
+        everywhere = zlib.crc32(request.node.nodeid.encode())
+        given = secrets.randbelow(1_000_000) if request.config.getoption("--all") else everywhere % 1_000_000
+    print(f"seed {given}")
+    return given
 
 
 def missing() -> dict[str, str]:
@@ -91,7 +106,14 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     leftovers.clear_records(base)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed and report.nodeid not in _failed:
+        _failed.append(report.nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if listed := session.config.getoption("--failures"):
+        listed.write_text("".join(f"{name}\n" for name in [*_failed, *_left]))
     if _left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,10 +65,8 @@ def places(shared_server: Server, tmp_path: Path) -> Iterator[Places]:
     made.close()
 
 
-def test_five_modes(places: Places) -> None:
+def test_five_modes(places: Places, seed: int) -> None:
     """All modes at once, a file each; between them another sandbox, a killed daemon, another sandbox."""
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
     files = [places.file(mode.name, seed, mode) for mode in MODES]
     for change in (places.elsewhere, places.killed, places.elsewhere):
         for _ in range(60):
@@ -83,10 +80,8 @@ def test_five_modes(places: Places) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_many_operations(places: Places, mode: Mode) -> None:
+def test_many_operations(places: Places, mode: Mode, seed: int) -> None:
     """Thousands in one mode."""
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
     file = places.file(mode.name, seed, mode)
     for turn in range(8):
         for _ in range(25):

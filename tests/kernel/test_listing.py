@@ -6,7 +6,6 @@ import ctypes
 import os
 import random
 import struct
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,9 +53,7 @@ def top(shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         box.close()
 
 
-def test_entries_come_and_go_while_it_is_read(top: Path) -> None:
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
+def test_entries_come_and_go_while_it_is_read(top: Path, seed: int) -> None:
     chance = random.Random(seed)
     stay, go = [b"stay%d" % n for n in range(1200)], [b"go%d" % n for n in range(600)]
     for name in [*stay, *go]:
