@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounds", type=int, default=0, help="rounds of each random cell (default 1; 50 with --all)"
     )
-    parser.addoption("--failures", type=Path, help="file to write the ids of failed tests to, one a line")
+    parser.addoption("--failures", type=Path, help="file to add the ids of failed tests to, one a line")
     parser.addoption("--seed", type=int, default=None, help="of every random test (default: see the fixture)")
 
 
@@ -113,7 +113,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if listed := session.config.getoption("--failures"):
-        listed.write_text("".join(f"{name}\n" for name in [*_failed, *_left]))
+        with listed.open("a") as file:
+            file.writelines(f"{name}\n" for name in [*_failed, *_left])
     if _left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
