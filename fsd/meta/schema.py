@@ -247,8 +247,79 @@ CREATE INDEX idempotency_expires ON idempotency (expires);
 INSERT INTO counter (name, value) VALUES ('pack', 0);
 """
 
+_CHECKPOINTS: Final = """
+-- Ids of threads, checkpoints and instances are any text of any length: `key` columns are the SHA-256 of
+-- their UTF-8, `id` columns the UTF-8 itself (PostgreSQL's text holds no NUL). `name` is a blob's name by
+-- contract in 33 bytes: 0 (sandbox-artifacts) or 1 (sandbox-files), then the SHA-256; it sorts as the key's
+-- text does. Times of the contract are ms since 1970 as a double, as its numbers are. JSON texts are written
+-- with ASCII escapes and compressed (zstd) where the column says packed.
+CREATE TABLE thread (                  -- a line of checkpoints and who may add to it
+    fs BIGINT NOT NULL,
+    key {BLOB} NOT NULL,
+    id {BLOB} NOT NULL,
+    head {BLOB},                       -- key of its newest checkpoint, NULL: empty
+    fence BIGINT NOT NULL,             -- the highest ever given out; kept for ever
+    owner {BLOB} NOT NULL,             -- SHA-256 of the lease's owner token, empty: no lease
+    expires DOUBLE PRECISION NOT NULL, -- ms at which the lease is over
+    PRIMARY KEY (fs, key)
+) {KEYED} {HOT};
+CREATE TABLE checkpoint (              -- an immutable record
+    num {KEY},
+    fs BIGINT NOT NULL,
+    key {BLOB} NOT NULL,
+    id {BLOB} NOT NULL,
+    thread {BLOB} NOT NULL,            -- key of its thread
+    parent {BLOB},                     -- key of its parent's id, which may be gone; NULL: a root
+    created DOUBLE PRECISION NOT NULL, -- ms, as its maker says
+    stored BIGINT NOT NULL,            -- ns, as the server says
+    reason {TEXT} NOT NULL,            -- as a JSON string (ASCII)
+    label {TEXT},                      -- as a JSON string (ASCII), NULL: none
+    kind {TEXT} NOT NULL,              -- manifest | native
+    fs_seq BIGINT,                     -- native: the state it shows
+    pin BIGINT,                        -- native: the pin that keeps that state
+    entries BIGINT NOT NULL,           -- of its files
+    expires BIGINT,                    -- ns after which it may be thinned away, NULL: never
+    body {BLOB} NOT NULL               -- packed JSON: the whole record. A native one in its own thread
+                                       -- has no files in it, and names no blobs
+);
+CREATE UNIQUE INDEX checkpoint_key ON checkpoint (fs, key);
+CREATE INDEX checkpoint_thread ON checkpoint (fs, thread);
+CREATE TABLE named (                   -- which checkpoints use a blob's name, once each
+    fs BIGINT NOT NULL,
+    name {BLOB} NOT NULL,
+    checkpoint BIGINT NOT NULL,        -- checkpoint.num
+    PRIMARY KEY (fs, name, checkpoint)
+) {KEYED};
+CREATE TABLE blob_name (               -- bytes that are stored under a name
+    fs BIGINT NOT NULL,
+    name {BLOB} NOT NULL,
+    size BIGINT NOT NULL,
+    parts {BLOB} NOT NULL,             -- msgpack list: each 1 MiB block as model.blocks stores it, nil a
+                                       -- hole. The distinct blobs of it count one reference each
+    fresh BIGINT NOT NULL,             -- ns of the last upload or reuse, for the sweep
+    PRIMARY KEY (fs, name)
+) {KEYED} {HOT};
+CREATE TABLE transcript (              -- the conversation of a thread as last saved
+    fs BIGINT NOT NULL,
+    thread {BLOB} NOT NULL,            -- key of the thread
+    messages {BLOB} NOT NULL,          -- packed JSON
+    PRIMARY KEY (fs, thread)
+) {KEYED};
+CREATE TABLE instance (                -- which provider sandbox a host resumes for a key
+    fs BIGINT NOT NULL,
+    key {BLOB} NOT NULL,
+    record {BLOB} NOT NULL,            -- packed JSON
+    PRIMARY KEY (fs, key)
+) {KEYED};
+CREATE TABLE lease_terms (             -- of a filesystem's threads; no row: the defaults
+    fs BIGINT NOT NULL PRIMARY KEY,
+    duration DOUBLE PRECISION NOT NULL, -- ms
+    renew_after DOUBLE PRECISION NOT NULL -- ms
+);
+"""
+
 # Migration number i is MIGRATIONS[i-1].
-MIGRATIONS: Final[tuple[str, ...]] = (_TABLES,)
+MIGRATIONS: Final[tuple[str, ...]] = (_TABLES, _CHECKPOINTS)
 FORMAT: Final = len(MIGRATIONS)  # what this code writes
 
 
@@ -296,4 +367,11 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("blob", "blob_pack", "10000000 20"),
     ("change", "change", "10000000 100000 1"),
     ("pin", "pin_seq", "10000 100 1"),
+    ("thread", "thread", "1000000 10000 1"),
+    ("checkpoint", "checkpoint_key", "1000000 10000 1"),
+    ("checkpoint", "checkpoint_thread", "1000000 10000 100"),
+    ("named", "named", "10000000 1000000 100 1"),
+    ("blob_name", "blob_name", "10000000 100000 1"),
+    ("transcript", "transcript", "1000000 10000 1"),
+    ("instance", "instance", "1000000 10000 1"),
 )

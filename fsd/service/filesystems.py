@@ -41,6 +41,13 @@ _ROWS: Final = (
     ("journal_entry", "fs, journal, seq", "fs = ?"),
     ("journal", "fs, id", "fs = ?"),
     ("token", "id", "fs = ?"),
+    ("named", "fs, name, checkpoint", "fs = ?"),
+    ("checkpoint", "num", "fs = ?"),
+    ("thread", "fs, key", "fs = ?"),
+    ("blob_name", "fs, name", "fs = ?"),
+    ("transcript", "fs, thread", "fs = ?"),
+    ("instance", "fs, key", "fs = ?"),
+    ("lease_terms", "fs", "fs = ?"),
     ("pin", "id", "fs = ?"),
     ("blob", "fs, hash", "fs = ?"),
     # A fork's blob rows may point into packs its ancestors wrote; such packs stay.
