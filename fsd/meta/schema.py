@@ -318,8 +318,43 @@ CREATE TABLE lease_terms (             -- of a filesystem's threads; no row: the
 );
 """
 
+_SHARING: Final = """
+ALTER TABLE fs ADD COLUMN fence BIGINT NOT NULL DEFAULT 0;   -- the highest ever given out
+ALTER TABLE fs ADD COLUMN writers BIGINT NOT NULL DEFAULT 0; -- writer leases with ended='': while it is 0,
+                                       -- commits ask no further
+CREATE TABLE lease (                   -- a timed right: to write a subtree, or `fsd lock`
+    fs BIGINT NOT NULL,
+    fence BIGINT NOT NULL,             -- its number; a later lease has a higher one
+    kind {TEXT} NOT NULL,              -- writer | lock
+    ino BIGINT NOT NULL,               -- writer: top of the subtree, lock: 0
+    path {BLOB} NOT NULL,              -- lock: what is locked; writer: where the top was, for people
+    session BIGINT NOT NULL,           -- writer: the mount session it belongs to, lock: 0
+    host {TEXT} NOT NULL,              -- of the holder, for people
+    place {TEXT} NOT NULL,             -- its mount point, or its command
+    since BIGINT NOT NULL,
+    expires BIGINT NOT NULL,           -- after that anybody may take it
+    ended {TEXT} NOT NULL,             -- '' while nobody took it, else who did: told to who comes late
+    PRIMARY KEY (fs, fence)
+) {KEYED};
+CREATE TABLE conflict (                -- what a conflict put beside, until it is removed or renamed
+    fs BIGINT NOT NULL,
+    parent BIGINT NOT NULL,            -- the entry it was given
+    name {BLOB} NOT NULL,
+    ino BIGINT NOT NULL,
+    seq BIGINT NOT NULL,               -- commit that did it
+    at BIGINT NOT NULL,
+    session BIGINT NOT NULL,           -- whose change it is
+    host {TEXT} NOT NULL,
+    place {TEXT} NOT NULL,             -- that session's mount point
+    original {BLOB} NOT NULL,          -- path it was meant for, as it was then
+    reason {TEXT} NOT NULL,
+    PRIMARY KEY (fs, parent, name)
+) {KEYED};
+CREATE INDEX conflict_seq ON conflict (fs, seq);
+"""
+
 # Migration number i is MIGRATIONS[i-1].
-MIGRATIONS: Final[tuple[str, ...]] = (_TABLES, _CHECKPOINTS)
+MIGRATIONS: Final[tuple[str, ...]] = (_TABLES, _CHECKPOINTS, _SHARING)
 FORMAT: Final = len(MIGRATIONS)  # what this code writes
 
 
@@ -374,4 +409,7 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("blob_name", "blob_name", "10000000 100000 1"),
     ("transcript", "transcript", "1000000 10000 1"),
     ("instance", "instance", "1000000 10000 1"),
+    ("lease", "lease", "1000000 1000 1"),
+    ("conflict", "conflict", "1000000 10000 10 1"),
+    ("conflict", "conflict_seq", "1000000 10000 2"),
 )
