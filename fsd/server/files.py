@@ -40,7 +40,9 @@ from fsd.server.context import (
 )
 from fsd.server.route import RouteDef, route
 from fsd.server.tree_json import (
+    AT_NAMES,
     KIND_NAMES,
+    at_of,
     cursor_of,
     kind_of,
     named,
@@ -58,7 +60,8 @@ from fsd.service.access import FsRef, Grant
 from fsd.service.idempotency import Answer, Call, check_key
 from fsd.service.namespace import list_some, weight
 from fsd.service.paths import Done, Put, need_file
-from fsd.service.tree import Place, resolve, seq_of, walk
+from fsd.service.retained import State, state_of
+from fsd.service.tree import Place, resolve, walk
 from fsd.service.upload import Folded, FoldNeeded, Reading, Uploaded, Uploading, fold
 
 ONE: Final = "/v1/file-systems/{id}"
@@ -76,13 +79,15 @@ async def stat(request: Request) -> Response:
     """What is at a path."""
     ctx = context(request)
     path, follow = path_of(request), query_flag(request, "follow")
+    at = at_of(request.query_params)
 
     def work() -> object:
         fs, _ = ctx.authenticate(request)
 
         def read(tx: Tx) -> object:
-            place = resolve(tx, fs.id, path, follow=follow)
-            return stat_object(place.path, place.need(), seq_of(tx, fs.id))
+            state = state_of(tx, fs, at)
+            place = resolve(tx, state.fs, path, follow=follow, at=state.at)
+            return stat_object(place.path, place.need(), state.seq)
 
         return ctx.service.db.read(read)
 
@@ -103,7 +108,7 @@ class _Opened:
 async def get_file(request: Request) -> Response:
     """The bytes of a file, or a range of them, of one state."""
     ctx = context(request)
-    path = path_of(request)
+    path, at = path_of(request), at_of(request.query_params)
     match = request.headers.get("if-match")
     wanted = None if match is None or match.strip() == "*" else read_revision(match, "If-Match")
 
@@ -111,7 +116,8 @@ async def get_file(request: Request) -> Response:
         fs, _ = ctx.authenticate(request)
 
         def read(tx: Tx) -> tuple[Attr, tuple[int, int] | None, Reading]:
-            place = resolve(tx, fs.id, path, follow=True)
+            state = state_of(tx, fs, at)
+            place = resolve(tx, state.fs, path, follow=True, at=state.at)
             attr = need_file(place)
             if wanted is not None and (attr.ino, attr.cseq) != wanted:
                 raise Conflict(
@@ -121,7 +127,8 @@ async def get_file(request: Request) -> Response:
             asked = read_range(request, attr.size)
             first, end = asked or (0, attr.size)
             service = ctx.service
-            return attr, asked, Reading.open(tx, service.db, service.packs, fs, attr, first, end)
+            opened = Reading.open(tx, service.db, service.packs, fs, state, attr, first, end)
+            return attr, asked, opened
 
         attr, asked, reading = ctx.service.db.read(read)
         return _Opened(attr, asked or (0, attr.size), asked is not None, reading, reading.next_piece())
@@ -183,24 +190,24 @@ async def list_directory(request: Request) -> Response:
     """Entries of a directory in order of names, or of all below it, parents first, a page at a time."""
     ctx = context(request)
     path, recursive = path_of(request), query_flag(request, "recursive")
-    limit = query_limit(request, LIST_PAGE_MAX)
+    limit, at = query_limit(request, LIST_PAGE_MAX), at_of(request.query_params)
     after = read_cursor(request.query_params.get("after"))
 
     def work() -> object:
         fs, _ = ctx.authenticate(request)
 
         def read(tx: Tx) -> object:
-            seq = seq_of(tx, fs.id)
-            top = resolve(tx, fs.id, path, follow=True)
+            state = state_of(tx, fs, at)
+            top = resolve(tx, state.fs, path, follow=True, at=state.at)
             entries: list[dict[str, Any]] = []
             more, last, room = None, after, LIST_PAGE_BYTES
-            for at, attr in _below(tx, fs, top, after, limit + 1, recursive=recursive):
+            for below, attr in _below(tx, state, top, after, limit + 1, recursive=recursive):
                 if len(entries) == limit or room < 0:
                     more = cursor_of(last)
                     break
-                last, room = at, room - weight(attr)
-                entries.append(stat_object(_join(top.path, at), attr, seq, xattrs=False))
-            return {**named("path", top.path), "entries": entries, "next_after": more, "fs_seq": seq}
+                last, room = below, room - weight(attr)
+                entries.append(stat_object(_join(top.path, below), attr, state.seq, xattrs=False))
+            return {**named("path", top.path), "entries": entries, "next_after": more, "fs_seq": state.seq}
 
         return ctx.service.db.read(read)
 
@@ -208,15 +215,15 @@ async def list_directory(request: Request) -> Response:
 
 
 def _below(
-    tx: Tx, fs: FsRef, top: Place, after: bytes, limit: int, *, recursive: bool
+    tx: Tx, state: State, top: Place, after: bytes, limit: int, *, recursive: bool
 ) -> Iterator[tuple[bytes, Attr]]:
     need = top.need()
     if not need.is_dir:
         raise PosixError(errno.ENOTDIR, f"{show(top.path)} is no directory")
     if recursive:
-        yield from walk(tx, fs.id, need, after, limit)
+        yield from walk(tx, state.fs, need, after, limit, state.at)
         return
-    for entry in list_some(tx, fs.id, need.ino, after, limit):
+    for entry in list_some(tx, state.fs, need.ino, after, limit, state.at):
         yield entry.name, entry.attr
 
 
@@ -229,25 +236,26 @@ async def find(request: Request) -> Response:
     ctx = context(request)
     path, limit = path_of(request), query_limit(request, LIST_PAGE_MAX)
     after = read_cursor(request.query_params.get("after"))
-    passes = _filter(request)
+    passes, at = _filter(request), at_of(request.query_params)
 
     def work() -> object:
         fs, _ = ctx.authenticate(request)
 
         def read(tx: Tx) -> object:
-            seq = seq_of(tx, fs.id)
-            top = resolve(tx, fs.id, path, follow=True)
+            state = state_of(tx, fs, at)
+            top = resolve(tx, state.fs, path, follow=True, at=state.at)
             matches: list[dict[str, Any]] = []
-            at, seen, room = after, 0, LIST_PAGE_BYTES
-            for at, attr in _below(tx, fs, top, after, FIND_SCAN_MAX, recursive=True):
+            below, seen, room = after, 0, LIST_PAGE_BYTES
+            for below, attr in _below(tx, state, top, after, FIND_SCAN_MAX, recursive=True):
                 seen += 1
-                if passes(at, attr):
-                    matches.append(stat_object(_join(top.path, at), attr, seq, xattrs=False))
+                if passes(below, attr):
+                    matches.append(stat_object(_join(top.path, below), attr, state.seq, xattrs=False))
                     room -= weight(attr)
                     if len(matches) == limit or room < 0:
                         break
             done = seen < FIND_SCAN_MAX and len(matches) < limit and room >= 0
-            return {"matches": matches, "next_after": None if done else cursor_of(at), "fs_seq": seq}
+            following = None if done else cursor_of(below)
+            return {"matches": matches, "next_after": following, "fs_seq": state.seq}
 
         return ctx.service.db.read(read)
 
@@ -256,7 +264,11 @@ async def find(request: Request) -> Response:
 
 def _filter(request: Request) -> Callable[[bytes, Attr], bool]:
     query = raw_query(request)
-    only(query, "name", "type", "min_size", "max_size", "newer_ns", "older_ns", "tag", "limit", "after")
+    only(
+        query,
+        *("name", "type", "min_size", "max_size", "newer_ns", "older_ns", "tag", "limit", "after"),
+        *AT_NAMES,
+    )
     name, tag = query.get("name"), query.get("tag", b"").decode("utf-8", "replace")
     kind = query.get("type", b"").decode("utf-8", "replace")
     if kind and kind not in KIND_NAMES:

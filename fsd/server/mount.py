@@ -49,6 +49,7 @@ from fsd.server.context import (
 )
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
+from fsd.server.tree_json import at_of
 from fsd.service.access import FsRef, Grant
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
@@ -150,7 +151,8 @@ async def store_packs(request: Request) -> Response:
 
 
 async def ask(request: Request) -> Response:
-    """Questions about the namespace, all answered from one state."""
+    """Questions about the namespace, all answered from one state, the live one or a retained one."""
+    at = at_of(request.query_params)
 
     def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
         questions = unpackb(body, "the questions")
@@ -158,7 +160,7 @@ async def ask(request: Request) -> Response:
             raise UsageError("the questions are no list")
         if len(questions) > NS_BATCH_MAX:
             raise TooLarge(f"{len(questions)} questions in one request, at most {NS_BATCH_MAX}")
-        seq, answers = ctx.service.namespace.ask(fs, questions)
+        seq, answers = ctx.service.namespace.ask(fs, questions, at)
         return packb({"seq": seq, "answers": answers})
 
     return await _hot(request, _QUESTIONS_MAX, work)

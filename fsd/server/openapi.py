@@ -69,6 +69,7 @@ _FIND: Final = {
     "limit": "integer",
     "after": "string",
 }
+_AT: Final = {"checkpoint": "string", "at_journal": "string", "fs_seq": "integer"}
 _SESSION: Final = {
     "mount_id": "string",
     "host": "string",
@@ -129,20 +130,20 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
             **_LIMITED,
         },
     ),
-    ("GET", _ID + "/stat/{path}"): Says("token", {200: "Stat"}, {"follow": "integer"}),
+    ("GET", _ID + "/stat/{path}"): Says("token", {200: "Stat"}, {"follow": "integer", **_AT}),
     ("GET", _ID + "/files/{path}"): Says(
-        "token", {200: _OCTETS, 206: _OCTETS}, headers=("Range", "If-Match")
+        "token", {200: _OCTETS, 206: _OCTETS}, _AT, headers=("Range", "If-Match")
     ),
     ("PUT", _ID + "/files/{path}"): Says(
         "token", {200: "Stat"}, _PUT, _OCTETS, headers=("If-Match", "If-None-Match")
     ),
     ("GET", _ID + "/list/{path}"): Says(
-        "token", {200: "Object"}, {"limit": "integer", "after": "string", "recursive": "integer"}
+        "token", {200: "Object"}, {"limit": "integer", "after": "string", "recursive": "integer", **_AT}
     ),
     ("POST", _ID + "/actions"): Says(
         "token", {200: "Object"}, body={"action": "string", "dry_run": "boolean"}
     ),
-    ("GET", _ID + "/find/{path}"): Says("token", {200: "Object"}, _FIND),
+    ("GET", _ID + "/find/{path}"): Says("token", {200: "Object"}, {**_FIND, **_AT}),
     ("POST", _ID + "/sessions"): Says("token", {201: "Session"}, body=_SESSION),
     ("GET", _ID + "/sessions"): Says("token", {200: "Object"}, _LIMITED),
     ("POST", _ID + "/sessions/{n}/end"): Says(
@@ -151,7 +152,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("POST", _ID + "/sessions/{n}/report"): Says("token", {200: "Object"}, body={"pending": "array"}),
     ("POST", _ID + "/commits"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("POST", _ID + "/packs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
-    ("POST", _ID + "/ns"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
+    ("POST", _ID + "/ns"): Says("token", {200: MEDIA_TYPE}, _AT, MEDIA_TYPE),
     ("POST", _ID + "/blobs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("GET", _ID + "/changes"): Says(
         "token", {200: MEDIA_TYPE}, {"after": "integer", "session": "integer", "wait": "number"}

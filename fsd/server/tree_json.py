@@ -17,9 +17,14 @@ from fsd.model.errors import NotFound, TooLarge, UsageError
 from fsd.model.limits import PATH_BYTES_MAX
 from fsd.model.names import split_path
 from fsd.model.times import rfc3339
+from fsd.service.entries import check_journal_id
+from fsd.service.retained import At
 
 _PATH_AT: Final = 5  # "", "v1", "file-systems", the id, the kind of route, the rest
 _REVISION = re.compile(r"(\d{1,19}):(\d{1,19})")
+_ENTRY = re.compile(r"(.*):(\d{1,15})")
+AT_NAMES: Final = ("checkpoint", "at_journal", "fs_seq")  # of the query string: which state to read
+CHECKPOINT_ID_MAX: Final = 1024
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _TAG: Final = b"user.tag."
 _KINDS: Final = {
@@ -178,6 +183,32 @@ def read_range(request: Request, size: int) -> tuple[int, int] | None:
         return max(size - int(last), 0), size
     start = min(int(first), size)
     return start, size if not last else max(min(int(last) + 1, size), start)
+
+
+def at_of(query: Mapping[str, str]) -> At | None:
+    """Which retained state a query string names; None: the live one."""
+    given = {name: query[name] for name in AT_NAMES if query.get(name)}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} name two states: give one of them")
+    for name, text in given.items():
+        if name == "checkpoint":
+            if len(text) > CHECKPOINT_ID_MAX:
+                raise UsageError(f"a checkpoint's id has at most {CHECKPOINT_ID_MAX} characters")
+            return At(checkpoint=text)
+        if name == "at_journal":
+            return At(entry=read_entry(text))
+        if not re.fullmatch(r"[0-9]{1,15}", text):
+            raise UsageError("fs_seq is a whole number")
+        return At(seq=int(text))
+    return None
+
+
+def read_entry(text: str) -> tuple[str, int]:
+    """`JOURNAL:SEQ`: an entry of a journal."""
+    match = _ENTRY.fullmatch(text)
+    if match is None:
+        raise UsageError("an entry of a journal is written JOURNAL:SEQ", details={"field": "at_journal"})
+    return check_journal_id(match.group(1)), int(match.group(2))
 
 
 def raw_query(request: Request) -> dict[str, bytes]:

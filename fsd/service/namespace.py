@@ -1,7 +1,7 @@
-"""Reading the live namespace: the mount's questions, and paths.
+"""Reading the namespace, live or as it was at a retained seq: the mount's questions, and paths.
 
-Each question is a bounded number of queries, none per entry (namespace.md section 2, queries 1 and 2). All
-questions of one request see one state.
+Each question is a bounded number of queries, none per entry (`queries`). All questions of one request see
+one state. `at` is a seq that the caller found retained (`retained`), None the live rows.
 """
 
 from __future__ import annotations
@@ -10,40 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fsd.meta.database import Database, Tx
-from fsd.meta.sql import chunks, in_list
+from fsd.meta.sql import chunks, in_list, values_list
 from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.errors import TooLarge, UsageError
 from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX, NS_BYTES_MAX
-from fsd.service.access import FsRef, no_file_system
+from fsd.service import queries
+from fsd.service.access import FsRef
+from fsd.service.retained import At, state_of
 from fsd.service.view import decode_xattrs
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE
 
-_I: Final = (
-    "i.ino, i.mode, i.nlink, i.uid, i.gid, i.size, i.atime, i.mtime, i.ctime, i.rdev, i.target, i.parent, "
-    "i.parts, i.xattrs, i.cseq, i.writer, i.born"
-)
-_ENTRY: Final = (
-    f"SELECT d.name, d.born, {_I} FROM dentry d CROSS JOIN inode i "
-    "WHERE d.fs=? AND d.died=140737488355327 AND i.fs=d.fs AND i.ino=d.ino AND i.died=140737488355327 AND "
-)
-LOOKUP_SQL: Final = _ENTRY + "d.parent=? AND d.name=?"
-LIST_SQL: Final = _ENTRY + "d.parent=? AND d.name>? ORDER BY d.name LIMIT ?"
-TREE_SQL: Final = f"SELECT d.parent, {_ENTRY.removeprefix('SELECT ')} d.parent IN "
-ATTRS_SQL: Final = f"SELECT {_I} FROM inode i WHERE i.fs=? AND i.died=140737488355327 AND i.ino IN "
-# How many entries directories have, and how many bytes their inodes' attributes.
-WEIGHT_SQL: Final = (
-    "SELECT d.parent, count(*), sum(coalesce(length(i.xattrs),0)) FROM dentry d CROSS JOIN inode i "
-    "WHERE d.fs=? AND d.died=140737488355327 AND i.fs=d.fs AND i.ino=d.ino AND i.died=140737488355327 AND "
-    "d.parent IN {} GROUP BY d.parent"
-)
-COUNT_SQL: Final = (
-    "SELECT count(*) FROM (SELECT 1 FROM dentry "
-    "WHERE fs=? AND parent=? AND died=140737488355327 LIMIT ?) AS c"
-)
-BLOCKS_SQL: Final = (
-    "SELECT idx, parts FROM block WHERE fs=? AND ino=? AND idx>=? AND idx<? "
-    "AND died=140737488355327 ORDER BY idx"
-)
 _XATTRS: Final = Attr._fields.index("xattrs")
 _ENTRIES_MAX: Final = 4 * DIR_INLINE_MAX  # of one request in all; past that directories are left out
 _COUNT_MAX: Final = 4096  # inodes or blocks of one question
@@ -71,53 +47,74 @@ def weight(one: Attr) -> int:
     return _FIXED + len(one.target or b"") + len(one.parts or b"") + varying
 
 
-def lookup(tx: Tx, fs: int, parent: int, name: bytes) -> Entry | None:
-    row = tx.one(LOOKUP_SQL, (fs, parent, name))
+def lookup(tx: Tx, fs: int, parent: int, name: bytes, at: int | None = None) -> Entry | None:
+    if at is None:
+        row = tx.one(queries.LOOKUP, (fs, parent, name))
+    else:
+        row = tx.one(queries.LOOKUP_AT, (fs, parent, name, at, fs, parent, name, at, at, at))
     return None if row is None else entry(row)
 
 
-def list_some(tx: Tx, fs: int, parent: int, after: bytes, limit: int) -> list[Entry]:
+def list_some(tx: Tx, fs: int, parent: int, after: bytes, limit: int, at: int | None = None) -> list[Entry]:
     """Up to `limit` entries with names behind `after`, in order of name."""
-    return [entry(row) for row in tx.all(LIST_SQL, (fs, parent, after, limit))]
+    if at is None:
+        rows = tx.all(queries.LIST, (fs, parent, after, limit))
+    else:
+        rows = tx.all(queries.LIST_AT, (fs, parent, after, at, at, at, at, limit))
+    return [entry(row) for row in rows]
 
 
-def attrs(tx: Tx, fs: int, inos: Sequence[int]) -> list[Attr | None]:
+def attrs(tx: Tx, fs: int, inos: Sequence[int], at: int | None = None) -> list[Attr | None]:
     found: dict[int, Attr] = {}
     for some in chunks(list(dict.fromkeys(inos))):
-        marks, values = in_list(some)
-        for row in tx.all(ATTRS_SQL + marks, (fs, *values)):
+        if at is None:
+            marks, values = in_list(some)
+            rows = tx.all(queries.ATTRS.format(marks), (fs, *values))
+        else:
+            text, values = values_list([(ino,) for ino in some])
+            rows = tx.all(queries.ATTRS_AT.format(text), (*values, fs, at, fs, at))
+        for row in rows:
             found[row[0]] = attr(row)
     return [found.get(ino) for ino in inos]
 
 
-def resolve(tx: Tx, fs: int, names: Sequence[bytes]) -> list[Entry | None]:
+def resolve(tx: Tx, fs: int, names: Sequence[bytes], at: int | None = None) -> list[Entry | None]:
     """Each component from the root; None from the first that does not exist. Symlinks are not followed."""
     found: list[Entry | None] = []
     parent: int | None = ROOT_INO
     for name in names:
-        one = None if parent is None else lookup(tx, fs, parent, name)
+        one = None if parent is None else lookup(tx, fs, parent, name, at)
         found.append(one)
         parent = one.attr.ino if one is not None and one.attr.is_dir else None
     return found
 
 
-def root(tx: Tx, fs: int) -> Attr:
-    found = attrs(tx, fs, (ROOT_INO,))[0]
-    assert found is not None, "a filesystem has a root"
-    return found
+def block_rows(
+    tx: Tx, fs: int, ino: int, first: int, count: int, at: int | None = None
+) -> list[tuple[int, bytes]]:
+    """The rows of blocks [first, first+count) that are no holes, in stored form; the first block of a file
+    has none (it is named in the inode)."""
+    start, end = max(first, 1), first + count
+    if start >= end:
+        return []
+    if at is None:
+        return tx.all(queries.BLOCKS, (fs, ino, start, end))
+    return tx.all(queries.BLOCKS_AT, (fs, ino, start, end, at, at))
 
 
-def blocks(tx: Tx, fs: int, ino: int, first: int, count: int) -> tuple[int, list[tuple[int, bytes]]] | None:
+def blocks(
+    tx: Tx, fs: int, ino: int, first: int, count: int, at: int | None = None
+) -> tuple[int, list[tuple[int, bytes]]] | None:
     """Content seq and the blocks [first, first+count) that are no holes, in stored form; None: no inode."""
-    row = tx.one("SELECT cseq, parts FROM inode WHERE fs=? AND ino=? AND died=140737488355327", (fs, ino))
+    if at is None:
+        row = tx.one("SELECT cseq, parts FROM inode WHERE fs=? AND ino=? AND died=140737488355327", (fs, ino))
+    else:
+        (was,) = attrs(tx, fs, (ino,), at)
+        row = None if was is None else (was.cseq, was.parts)
     if row is None:
         return None
-    found: list[tuple[int, bytes]] = [(0, row[1])] if first == 0 and count and row[1] is not None else []
-    found += tx.all(
-        BLOCKS_SQL,
-        (fs, ino, max(first, 1), first + count),
-    )
-    return row[0], found
+    rows: list[tuple[int, bytes]] = [(0, row[1])] if first == 0 and count and row[1] is not None else []
+    return row[0], rows + block_rows(tx, fs, ino, first, count, at)
 
 
 class Namespace:
@@ -126,9 +123,9 @@ class Namespace:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def ask(self, fs: FsRef, questions: Sequence[Any]) -> tuple[int, list[Any]]:
-        """Answer the mount's questions (`wire.messages`) on one state; its seq and the answers in order.
-        Raises `UsageError`, `TooLarge`, `NotFound`."""
+    def ask(self, fs: FsRef, questions: Sequence[Any], at: At | None = None) -> tuple[int, list[Any]]:
+        """Answer the mount's questions (`wire.messages`) on one state, the live one or `at` a retained one;
+        its seq and the answers in order. Raises `UsageError`, `TooLarge`, `NotFound`."""
         if not isinstance(questions, (tuple, list)):
             raise UsageError("questions are a list")
         if len(questions) > NS_BATCH_MAX:
@@ -136,11 +133,9 @@ class Namespace:
         checked = [_check(question) for question in questions]
 
         def read(tx: Tx) -> tuple[int, list[Any]]:
-            row = tx.one("SELECT seq FROM fs WHERE id=?", (fs.id,))
-            if row is None:
-                raise no_file_system(fs.name)
-            asking = _Asking(tx, fs.id)
-            return int(row[0]), [asking.answer(*question) for question in checked]
+            state = state_of(tx, fs, at)
+            asking = _Asking(tx, state.fs, state.at)
+            return state.seq, [asking.answer(*question) for question in checked]
 
         return self._db.read(read)
 
@@ -182,8 +177,8 @@ def _check(question: Any) -> tuple[str, tuple[Any, ...]]:
 class _Asking:
     """One request's questions; `left` bounds the entries of all its answers, `room` their bytes."""
 
-    def __init__(self, tx: Tx, fs: int) -> None:
-        self.tx, self.fs = tx, fs
+    def __init__(self, tx: Tx, fs: int, at: int | None) -> None:
+        self.tx, self.fs, self.at = tx, fs, at
         self.left = _ENTRIES_MAX
         self.room = NS_BYTES_MAX
 
@@ -198,10 +193,10 @@ class _Asking:
             return self._blocks(*args)
         if kind == TREE:
             return self._tree(*args)
-        return resolve(self.tx, self.fs, args[0])
+        return resolve(self.tx, self.fs, args[0], self.at)
 
     def _is_dir(self, ino: int) -> bool:
-        found = attrs(self.tx, self.fs, (ino,))[0]
+        found = attrs(self.tx, self.fs, (ino,), self.at)[0]
         return found is not None and found.is_dir
 
     def _spend(self, size: int) -> None:
@@ -218,7 +213,7 @@ class _Asking:
         return found
 
     def _blocks(self, ino: int, first: int, count: int) -> tuple[int, list[tuple[int, bytes]]] | None:
-        found = blocks(self.tx, self.fs, ino, first, count)
+        found = blocks(self.tx, self.fs, ino, first, count, self.at)
         if found is not None:
             self._spend(sum(len(parts) for _, parts in found[1]))
         return found
@@ -229,7 +224,7 @@ class _Asking:
         found: list[Entry] = []
         while True:
             asked = min(_LIST_CHUNK, limit + 1 - len(found))
-            page = list_some(self.tx, self.fs, ino, after, asked)
+            page = list_some(self.tx, self.fs, ino, after, asked, self.at)
             for one in page:
                 size = weight(one.attr)
                 if len(found) == limit or (found and self.room < size):
@@ -245,14 +240,23 @@ class _Asking:
         if not self._is_dir(parent):
             return None
         most = min(dir_max, DIR_INLINE_MAX, self.left)
-        found = lookup(self.tx, self.fs, parent, name)
+        found = lookup(self.tx, self.fs, parent, name, self.at)
         if not most:
             return found, None
-        count = self.tx.one(COUNT_SQL, (self.fs, parent, most + 1))
-        if count is None or count[0] > most:
+        count = self._count(parent, most + 1)
+        if count > most:
             return found, None
         listing, more = self._some(parent, b"", most)
         return found, None if more else listing
+
+    def _count(self, parent: int, most: int) -> int:
+        """The entries of a directory, counted up to `most`."""
+        if self.at is None:
+            row = self.tx.one(queries.COUNT, (self.fs, parent, most))
+        else:
+            row = self.tx.one(queries.COUNT_AT, (self.fs, parent, self.at, self.at, most))
+        assert row is not None, "a count is one row"
+        return int(row[0])
 
     def _list(self, ino: int, after: bytes, limit: int) -> Any:
         if not self._is_dir(ino):
@@ -285,7 +289,8 @@ class _Asking:
         if first:
             limit = max(limit, min(DIR_INLINE_MAX, self.left))
         marks, values = in_list(batch)
-        rows = self.tx.all(WEIGHT_SQL.format(marks), (self.fs, *values))
+        text = queries.WEIGHT if self.at is None else queries.WEIGHT_AT
+        rows = self.tx.all(text.format(marks), (self.fs, *values, *self._seqs()))
         known = {directory: (count, count * _FIXED + int(size)) for directory, count, size in rows}
         for at, directory in enumerate(batch):
             count, size = known.get(directory, (0, 0))
@@ -295,11 +300,16 @@ class _Asking:
             self.room -= size
         return len(batch)
 
+    def _seqs(self) -> tuple[int, ...]:
+        """The seq as often as the texts over several directories want it."""
+        return () if self.at is None else (self.at,) * 4
+
     def _list_all(self, directories: Sequence[int]) -> list[tuple[int, list[Entry]]]:
         if not directories:
             return []
         found: dict[int, list[Entry]] = {directory: [] for directory in directories}
         marks, values = in_list(directories)
-        for row in self.tx.all(f"{TREE_SQL}{marks} ORDER BY d.parent, d.name", (self.fs, *values)):
+        text = queries.TREE if self.at is None else queries.TREE_AT
+        for row in self.tx.all(text.format(marks), (self.fs, *values, *self._seqs())):
             found[row[0]].append(entry(row[1:]))
         return list(found.items())

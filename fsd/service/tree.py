@@ -1,7 +1,7 @@
-"""The tree by path: resolving, listing and walking the live names of one filesystem, and reading content.
+"""The tree by path: resolving, listing and walking the names of one filesystem, and reading content.
 
 Everything here reads only and takes the transaction it reads in; a change built on what was found is made
-in the same one (`fsd.service.paths`). Any thread.
+in the same one (`fsd.service.paths`). `at` is a retained seq, None the live rows. Any thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fsd.meta.database import Tx
-from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.blocks import Parts
 from fsd.model.blocks import decode as decode_parts
@@ -32,13 +31,13 @@ def seq_of(tx: Tx, fs: int) -> int:
     return int(row[0])
 
 
-def inode(tx: Tx, fs: int, ino: int) -> Attr | None:
-    return namespace.attrs(tx, fs, (ino,))[0]
+def inode(tx: Tx, fs: int, ino: int, at: int | None = None) -> Attr | None:
+    return namespace.attrs(tx, fs, (ino,), at)[0]
 
 
-def child(tx: Tx, fs: int, parent: int, name: bytes) -> Attr | None:
+def child(tx: Tx, fs: int, parent: int, name: bytes, at: int | None = None) -> Attr | None:
     """What the directory `parent` has under `name`."""
-    found = namespace.lookup(tx, fs, parent, name)
+    found = namespace.lookup(tx, fs, parent, name, at)
     return None if found is None else found.attr
 
 
@@ -65,14 +64,20 @@ def no_such(path: bytes) -> NotFound:
 
 
 def resolve(
-    tx: Tx, fs: int, components: Sequence[bytes], *, follow: bool = False, parents: bool = False
+    tx: Tx,
+    fs: int,
+    components: Sequence[bytes],
+    *,
+    follow: bool = False,
+    parents: bool = False,
+    at: int | None = None,
 ) -> Place:
     """Walk from the root. Symlinks before the last component are followed, the last one with `follow`.
 
     With `parents` a path whose directories do not exist is a `Place` too. Raises `NotFound`, `PosixError`
     (ENOTDIR, ELOOP); a symlink to an absolute path leads out of the filesystem and is `NotFound`.
     """
-    root = inode(tx, fs, ROOT_INO)
+    root = inode(tx, fs, ROOT_INO, at)
     assert root is not None, "a filesystem has a root"
     stack: list[tuple[bytes, Attr]] = [(b"", root)]
     todo = list(reversed(components))
@@ -86,7 +91,7 @@ def resolve(
             if len(stack) > 1:
                 stack.pop()
             continue
-        found = child(tx, fs, here.ino, check_name(name))
+        found = child(tx, fs, here.ino, check_name(name), at)
         if found is None:
             path = _path(stack) + (b"/" if len(stack) > 1 else b"") + name
             if b".." in todo or (todo and not parents):
@@ -127,7 +132,7 @@ class Walked(NamedTuple):
     attr: Attr
 
 
-def walk(tx: Tx, fs: int, top: Attr, after: bytes, limit: int) -> Iterator[Walked]:
+def walk(tx: Tx, fs: int, top: Attr, after: bytes, limit: int, at: int | None = None) -> Iterator[Walked]:
     """At most `limit` entries below the directory `top`, depth first, in order of names, parents before
     children, those that come after the relative path `after` (empty: from the start)."""
     stack: list[tuple[bytes, Iterator[Entry]]] = []
@@ -138,11 +143,11 @@ def walk(tx: Tx, fs: int, top: Attr, after: bytes, limit: int) -> Iterator[Walke
         if here is None or not here.is_dir:
             break
         prefix = b"".join(part + b"/" for part in names[:depth])
-        stack.append((prefix, _behind(tx, fs, here.ino, name)))
-        here = child(tx, fs, here.ino, name)
+        stack.append((prefix, _behind(tx, fs, here.ino, name, at)))
+        here = child(tx, fs, here.ino, name, at)
     else:
         if here is not None and here.is_dir:
-            stack.append((after + b"/" if after else b"", _behind(tx, fs, here.ino, b"")))
+            stack.append((after + b"/" if after else b"", _behind(tx, fs, here.ino, b"", at)))
     while stack and limit > 0:
         prefix, entries = stack[-1]
         entry = next(entries, None)
@@ -152,29 +157,27 @@ def walk(tx: Tx, fs: int, top: Attr, after: bytes, limit: int) -> Iterator[Walke
         limit -= 1
         yield Walked(prefix + entry.name, entry.attr)
         if entry.attr.is_dir:
-            stack.append((prefix + entry.name + b"/", _behind(tx, fs, entry.attr.ino, b"")))
+            stack.append((prefix + entry.name + b"/", _behind(tx, fs, entry.attr.ino, b"", at)))
 
 
-def _behind(tx: Tx, fs: int, ino: int, name: bytes) -> Iterator[Entry]:
+def _behind(tx: Tx, fs: int, ino: int, name: bytes, at: int | None = None) -> Iterator[Entry]:
     """The directory's entries behind `name`, fetched in pages as they are wanted."""
-    while page := namespace.list_some(tx, fs, ino, name, _PAGE):
+    while page := namespace.list_some(tx, fs, ino, name, _PAGE, at):
         yield from page
         if len(page) < _PAGE:
             return
         name = page[-1].name
 
 
-def block_parts(tx: Tx, fs: int, attr: Attr, first: int, count: int) -> dict[int, Parts]:
+def block_parts(
+    tx: Tx, fs: int, attr: Attr, first: int, count: int, at: int | None = None
+) -> dict[int, Parts]:
     """The parts of blocks [first, first+count) of a file; blocks that are holes are left out."""
     found: dict[int, Parts] = {}
     if first == 0 and attr.parts is not None:
         found[0] = decode_parts(attr.parts)
-    if first + count > 1:
-        rows = tx.all(
-            f"SELECT idx, parts FROM block WHERE fs=? AND ino=? AND idx>=? AND idx<? AND died={MAX}",
-            (fs, attr.ino, max(first, 1), first + count),
-        )
-        found.update((int(idx), decode_parts(parts)) for idx, parts in rows)
+    rows = namespace.block_rows(tx, fs, attr.ino, first, count, at)
+    found.update((int(idx), decode_parts(parts)) for idx, parts in rows)
     return found
 
 

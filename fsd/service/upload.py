@@ -27,6 +27,7 @@ from fsd.model.limits import (
 )
 from fsd.service.access import FsRef
 from fsd.service.packs import Packs, Prepared
+from fsd.service.retained import State, is_pinned
 from fsd.service.tree import block_parts, inode, seq_of
 from fsd.wire.frame import Blob, make_blob, open_blob
 
@@ -195,19 +196,21 @@ class Reading:
         attr: Attr,
         first: dict[int, Parts],
         span: tuple[int, int],
+        state: State,
     ) -> None:
         self._db, self._packs, self._fs, self._attr = db, packs, fs, attr
+        self._state = state
         self._at, self._end = span
         self._blocks = first
         self._known = self._at // BLOCK + READ_SNAPSHOT_BLOCKS  # blocks below are in `_blocks`
 
     @classmethod
     def open(
-        cls, tx: Tx, db: Database, packs: Packs, fs: FsRef, attr: Attr, offset: int, end: int
+        cls, tx: Tx, db: Database, packs: Packs, fs: FsRef, state: State, attr: Attr, offset: int, end: int
     ) -> Reading:
-        """In the transaction that found `attr`; `end` at most the file's size."""
-        first = block_parts(tx, fs.id, attr, offset // BLOCK, READ_SNAPSHOT_BLOCKS)
-        return cls(db, packs, fs, attr, first, (offset, end))
+        """In the transaction that found `attr` in `state`; `end` at most the file's size."""
+        first = block_parts(tx, state.fs, attr, offset // BLOCK, READ_SNAPSHOT_BLOCKS, state.at)
+        return cls(db, packs, fs, attr, first, (offset, end), state)
 
     def next_piece(self) -> bytes:
         """The next bytes, up to some MiB; empty at the end. Raises `Conflict` when the file changed and the
@@ -222,7 +225,7 @@ class Reading:
         wanted = [self._blocks.pop(idx, blocks.HOLE) for idx in range(first, last + 1)]
         need: set[bytes] = set().union(*(blocks.hashes(parts) for parts in wanted))
         try:
-            data = _open(self._packs, self._fs.id, need)
+            data = _open(self._packs, self._state.fs, need)
         except IntegrityError:
             self._db.read(lambda tx: seq_of(tx, self._fs.id))  # a deleted filesystem's blobs are no loss
             raise
@@ -236,10 +239,13 @@ class Reading:
 
     def _load(self, first: int) -> None:
         def read(tx: Tx) -> dict[int, Parts]:
-            now = inode(tx, self._fs.id, self._attr.ino)
+            fs, at = self._state.fs, self._state.at
+            if at is not None and not is_pinned(tx, fs, at):
+                raise Conflict("the state was let go while it was read")
+            now = inode(tx, fs, self._attr.ino, at)
             if now is None or now.cseq != self._attr.cseq:
                 raise Conflict("the file changed while it was read")
-            return block_parts(tx, self._fs.id, now, first, READ_SNAPSHOT_BLOCKS)
+            return block_parts(tx, fs, now, first, READ_SNAPSHOT_BLOCKS, at)
 
         self._blocks = self._db.read(read)
         self._known = first + READ_SNAPSHOT_BLOCKS

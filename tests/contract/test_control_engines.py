@@ -32,6 +32,7 @@ from fsd.service.idempotency import Answer, Call
 from fsd.service.journals import Append
 from fsd.service.open import Service, ServiceOptions, open_service
 from fsd.service.paths import Put
+from fsd.service.retained import state_of
 from fsd.service.sessions import SessionInfo
 from fsd.service.tree import resolve
 from fsd.service.upload import Reading, Uploading
@@ -169,7 +170,7 @@ def test_a_file_read_while_its_filesystem_goes_is_not_found(service: Service) ->
 
     def opened(tx: Tx) -> Reading:
         attr = resolve(tx, fs.id, (b"f",)).need()
-        return Reading.open(tx, service.db, service.packs, fs, attr, 0, attr.size)
+        return Reading.open(tx, service.db, service.packs, fs, state_of(tx, fs), attr, 0, attr.size)
 
     reading = service.db.read(opened)
     assert len(reading.next_piece()) == READ_BLOCKS * BLOCK

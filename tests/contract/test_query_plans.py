@@ -19,7 +19,7 @@ from fsd.host.seam import Host
 from fsd.meta import postgresql, sqlite
 from fsd.meta.database import Database, open_database
 from fsd.meta.sql import MAX, in_list, values_list
-from fsd.service import namespace, pins, rows
+from fsd.service import pins, queries, rows
 from fsd.service.audit import audit
 from fsd.service.open import ServiceOptions, open_service
 
@@ -40,14 +40,9 @@ def plan(db: Database, sql: str) -> list[str]:
 
 MARKS = in_list(range(8))[0]
 # What namespace.md section 2 says, where the code does not have it yet.
-AT_SEQ_LOOKUP = (
-    "SELECT d.ino FROM dentry d WHERE d.fs=? AND d.parent=? AND d.name=? AND +d.born<=? AND d.died=("
-    "SELECT min(y.died) FROM dentry y WHERE y.fs=? AND y.parent=? AND y.name=? AND y.died>?)"
-)
-AT_SEQ_LIST = (
-    "SELECT d.name, i.mode FROM dentry d CROSS JOIN inode i WHERE d.fs=? AND d.parent=? AND +d.died>?"
-    " AND +d.born<=? AND i.fs=d.fs AND i.ino=d.ino AND +i.born<=? AND i.died=("
-    "SELECT min(y.died) FROM inode y WHERE y.fs=d.fs AND y.ino=d.ino AND y.died>?)"
+INODE_AT = (
+    "SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)",
+    "SEARCH y USING PRIMARY KEY (fs=? AND ino=? AND died>?)",
 )
 DIFFERENCE = (
     "SELECT ino FROM inode WHERE fs=? AND born>? AND born<=? AND +died>? UNION "
@@ -64,27 +59,27 @@ RESTORE_BRINGS = (
     ("sql", "expected"),
     [
         (
-            namespace.LOOKUP_SQL,
+            queries.LOOKUP,
             [
                 "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)",
                 "SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)",
             ],
         ),
         (
-            namespace.LIST_SQL,
+            queries.LIST,
             [
                 "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name>?)",
                 "SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)",
             ],
         ),
         (
-            namespace.TREE_SQL + MARKS,
+            queries.TREE.format(MARKS),
             [
                 "SEARCH d USING PRIMARY KEY (fs=? AND parent=?)",
                 "SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)",
             ],
         ),
-        (namespace.ATTRS_SQL + MARKS, ["SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)"]),
+        (queries.ATTRS.format(MARKS), ["SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)"]),
         (rows.NODES + MARKS, ["SEARCH inode USING PRIMARY KEY (fs=? AND ino=? AND died=?)"]),
         (
             rows.NAMES.format(values_list([(1, b"x")] * 4)[0]),
@@ -95,19 +90,24 @@ RESTORE_BRINGS = (
             ["SCAN k", "SEARCH b USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
         ),
         (
-            AT_SEQ_LOOKUP,
+            queries.LOOKUP_AT,
             [
                 "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)",
-                "SEARCH y USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died>?)",
+                "SEARCH x USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died>?)",
+                *INODE_AT,
             ],
         ),
         (
-            AT_SEQ_LIST,
-            [
-                "SEARCH d USING PRIMARY KEY (fs=? AND parent=?)",
-                "SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)",
-                "SEARCH y USING PRIMARY KEY (fs=? AND ino=? AND died>?)",
-            ],
+            queries.LIST_AT,
+            ["SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name>?)", *INODE_AT],
+        ),
+        (queries.TREE_AT.format(MARKS), ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", *INODE_AT]),
+        (queries.WEIGHT_AT.format(MARKS), ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", *INODE_AT]),
+        (queries.ATTRS_AT.format(values_list([(1,)] * 4)[0]), ["SCAN k", *INODE_AT]),
+        (queries.COUNT_AT, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)", "SCAN c"]),
+        (
+            queries.BLOCKS_AT,
+            ["SEARCH block USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
         ),
         (
             DIFFERENCE,

@@ -8,29 +8,29 @@ import pytest
 from support.bench import Bench
 
 from fsd.meta.sql import in_list, values_list
-from fsd.service import namespace, pins, rows
+from fsd.service import pins, queries, rows
 
 _TWO = in_list([1, 2])[0]
 _ENTRY = "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)"
 _INODE = "SEARCH {} USING PRIMARY KEY (fs=? AND ino=? AND died=?)"
 PLANS = {
-    "lookup": (namespace.LOOKUP_SQL, [_ENTRY, _INODE.format("i")]),
+    "lookup": (queries.LOOKUP, [_ENTRY, _INODE.format("i")]),
     "list": (
-        namespace.LIST_SQL,
+        queries.LIST,
         ["SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name>?)", _INODE.format("i")],
     ),
     "tree": (
-        f"{namespace.TREE_SQL}{_TWO} ORDER BY d.parent, d.name",
+        queries.TREE.format(_TWO),
         ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", _INODE.format("i")],
     ),
     "weight": (
-        namespace.WEIGHT_SQL.format(_TWO),
+        queries.WEIGHT.format(_TWO),
         ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", _INODE.format("i")],
     ),
-    "attrs": (namespace.ATTRS_SQL + _TWO, [_INODE.format("i")]),
-    "count": (namespace.COUNT_SQL, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
+    "attrs": (queries.ATTRS.format(_TWO), [_INODE.format("i")]),
+    "count": (queries.COUNT, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
     "blocks": (
-        namespace.BLOCKS_SQL,
+        queries.BLOCKS,
         ["SEARCH block USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
     ),
     "load nodes": (rows.NODES + _TWO, [_INODE.format("inode")]),

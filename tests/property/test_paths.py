@@ -20,6 +20,7 @@ from fsd.service.access import FsRef
 from fsd.service.audit import audit
 from fsd.service.open import Service, ServiceOptions, open_service
 from fsd.service.paths import Paths, Plan, Put
+from fsd.service.retained import state_of
 from fsd.service.tree import resolve, walk
 from fsd.service.upload import Folded, FoldNeeded, Reading, Uploading, fold
 
@@ -83,7 +84,9 @@ class Remote:
     def content(self, path: bytes) -> bytes:
         def opened(tx: Tx) -> Reading:
             attr = resolve(tx, self.fs.id, split_path(b"/" + path)).need()
-            return Reading.open(tx, self.service.db, self.service.packs, self.fs, attr, 0, attr.size)
+            return Reading.open(
+                tx, self.service.db, self.service.packs, self.fs, state_of(tx, self.fs), attr, 0, attr.size
+            )
 
         reading = self.service.db.read(opened)
         return b"".join(iter(reading.next_piece, b""))

@@ -20,10 +20,13 @@ from support.bench import Bench, Mount
 
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
-from fsd.model.blocks import decode, pieces
+from fsd.model.blocks import Parts, pieces
 from fsd.model.limits import BLOCK
-from fsd.service import pins
+from fsd.service import pins, tree
+from fsd.service.retained import At, state_of
+from fsd.service.tree import block_parts, resolve
 from fsd.wire.frame import open_blob
+from fsd.wire.messages import TREE
 
 # Sizes around the borders where rows come and go: empty, small, one block exactly, just past it, three.
 SIZES = (0, 5, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 7)
@@ -55,40 +58,33 @@ def shown(tree: Tree, ino: int = ROOT_INO, path: str = "") -> dict[str, Any]:
     return found
 
 
-LIST_AT = (
-    "SELECT d.name, d.ino, i.mode, i.nlink, i.size, i.parts FROM dentry d CROSS JOIN inode i "
-    "WHERE d.fs=? AND d.parent=? AND +d.died>? AND +d.born<=? AND i.fs=d.fs AND i.ino=d.ino AND +i.born<=? "
-    "AND i.died=(SELECT min(y.died) FROM inode y WHERE y.fs=d.fs AND y.ino=d.ino AND y.died>?) "
-    "ORDER BY d.name"
-)
-BLOCKS_AT = "SELECT idx, parts FROM block WHERE fs=? AND ino=? AND born<=? AND died>? ORDER BY idx"
-
-
-def tree_at(bench: Bench, seq: int) -> dict[str, Any]:
-    """The tree at a retained seq, its contents verified."""
+def tree_at(bench: Bench, at: At | None) -> dict[str, Any]:
+    """The tree of the head or at a retained seq, its contents verified: by the mount's questions, all on one
+    state, and by path."""
     rows: dict[str, Any] = {}
 
-    def walk(tx: Tx, parent: int, path: str) -> None:
-        for name, ino, mode, nlink, size, parts in tx.all(LIST_AT, (bench.fs.id, parent, *[seq] * 4)):
-            below = f"{path}/{name.decode()}"
-            blocks = [(0, parts)] if parts is not None else []
-            blocks += tx.all(BLOCKS_AT, (bench.fs.id, ino, seq, seq))
-            is_dir = stat.S_ISDIR(mode)
-            rows[below] = (ino, mode, None if is_dir else nlink, None if is_dir else (size, blocks))
-            if is_dir:
-                walk(tx, ino, below)
+    def walk(tx: Tx) -> None:
+        state = state_of(tx, bench.fs, at)
+        top = resolve(tx, state.fs, [], at=state.at).need()
+        for below, attr in tree.walk(tx, state.fs, top, b"", 10_000, state.at):
+            found = block_parts(tx, state.fs, attr, 0, attr.blocks, state.at)
+            what = None if attr.is_dir else (attr.size, sorted(found.items()))
+            rows["/" + below.decode()] = (attr.ino, attr.mode, None if attr.is_dir else attr.nlink, what)
 
-    bench.service.db.read(lambda tx: walk(tx, ROOT_INO, ""))
+    bench.service.db.read(walk)
+    seq, (whole,) = bench.service.namespace.ask(bench.fs, [(TREE, ROOT_INO, 10_000)], at)
+    assert at is None or seq == at.seq
+    asked = {entry.attr.ino: entry.attr.mode for _, entries in whole for entry in entries}
+    assert asked == {row[0]: row[1] for row in rows.values()}
     return {
         path: (ino, mode, nlink, None if what is None else content(bench, *what))
         for path, (ino, mode, nlink, what) in rows.items()
     }
 
 
-def content(bench: Bench, size: int, blocks: list[tuple[int, bytes]]) -> bytes:
+def content(bench: Bench, size: int, blocks: list[tuple[int, Parts]]) -> bytes:
     data = bytearray(size)
-    for idx, raw in blocks:
-        parts = decode(raw)
+    for idx, parts in blocks:
         found = bench.service.packs.read(bench.fs.id, [part.hash for part in parts])
         for piece in pieces(parts, 0, BLOCK):
             at = idx * BLOCK + piece.at
@@ -286,9 +282,9 @@ class Machine:
 
     def check(self) -> None:
         self.bench.audit()
-        assert tree_at(self.bench, self.seq) == shown(self.tree), "the head"
+        assert tree_at(self.bench, None) == shown(self.tree), "the head"
         for seq, kept in self.pins.values():
-            assert tree_at(self.bench, seq) == kept, f"the state pinned at {seq}"
+            assert tree_at(self.bench, At(seq=seq)) == kept, f"the state pinned at {seq}"
 
 
 @pytest.fixture(scope="module")

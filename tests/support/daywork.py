@@ -12,6 +12,7 @@ from fsd.model.limits import BLOCK
 from fsd.service import pins
 from fsd.service.access import ADMIN_GRANT, FsRef
 from fsd.service.open import Service
+from fsd.service.retained import At
 from fsd.service.sessions import SessionInfo
 from fsd.wire.frame import Blob, make_blob
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE, make_commit
@@ -64,18 +65,17 @@ def work(service: Service) -> FsRef:
         ],
         [],
     )
+    questions = [
+        (LOOKUP, ROOT_INO, b"g", 100),
+        (LIST, ROOT_INO, b"", 100),
+        (ATTRS, (ROOT_INO, file, 99)),
+        (BLOCKS, file, 0, 10),
+        (TREE, ROOT_INO, 1000),
+        (PATH, (b"d", b"late")),
+    ]
+    service.namespace.ask(fs, questions)
+    service.namespace.ask(fs, questions, At(seq=head))
     service.db.write(lambda tx: pins.unpin(tx, service.packs, fs, number))
-    service.namespace.ask(
-        fs,
-        [
-            (LOOKUP, ROOT_INO, b"g", 100),
-            (LIST, ROOT_INO, b"", 100),
-            (ATTRS, (ROOT_INO, file, 99)),
-            (BLOCKS, file, 0, 10),
-            (TREE, ROOT_INO, 1000),
-            (PATH, (b"d", b"late")),
-        ],
-    )
     service.packs.read(fs.id, [blob.hash for blob in blobs + large])
     service.feed.page(fs, 0)
     for mount in (one, two):
