@@ -279,8 +279,8 @@ CREATE TABLE checkpoint (              -- an immutable record
     pin BIGINT,                        -- native: the pin that keeps that state
     entries BIGINT NOT NULL,           -- of its files
     expires BIGINT,                    -- ns after which it may be thinned away, NULL: never
-    body {BLOB} NOT NULL               -- packed JSON: the whole record. A native one in its own thread
-                                       -- has no files in it, and names no blobs
+    body {BLOB} NOT NULL               -- the whole record (service.records). A native one in the
+                                       -- filesystem's own thread has no files in it and names no blobs
 );
 CREATE UNIQUE INDEX checkpoint_key ON checkpoint (fs, key);
 CREATE INDEX checkpoint_thread ON checkpoint (fs, thread);
@@ -290,6 +290,7 @@ CREATE TABLE named (                   -- which checkpoints use a blob's name, o
     checkpoint BIGINT NOT NULL,        -- checkpoint.num
     PRIMARY KEY (fs, name, checkpoint)
 ) {KEYED};
+CREATE INDEX named_checkpoint ON named (checkpoint);
 CREATE TABLE blob_name (               -- bytes that are stored under a name
     fs BIGINT NOT NULL,
     name {BLOB} NOT NULL,
@@ -405,7 +406,8 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("thread", "thread", "1000000 10000 1"),
     ("checkpoint", "checkpoint_key", "1000000 10000 1"),
     ("checkpoint", "checkpoint_thread", "1000000 10000 100"),
-    ("named", "named", "10000000 1000000 100 1"),
+    ("named", "named", "10000000 1000000 20 1"),
+    ("named", "named_checkpoint", "10000000 10000"),
     ("blob_name", "blob_name", "10000000 100000 1"),
     ("transcript", "transcript", "1000000 10000 1"),
     ("instance", "instance", "1000000 10000 1"),
