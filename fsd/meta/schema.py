@@ -354,8 +354,53 @@ CREATE TABLE conflict (                -- what a conflict put beside, until it i
 CREATE INDEX conflict_seq ON conflict (fs, seq);
 """
 
+_SWEEP: Final = """
+CREATE TABLE sweep (                   -- one row a filesystem that was ever swept: whose turn it is
+    fs BIGINT NOT NULL PRIMARY KEY,
+    holder {TEXT} NOT NULL,            -- who sweeps it now, '' nobody. Saves work; nothing depends on it
+    until BIGINT NOT NULL,             -- the holder's lease ends by itself
+    due BIGINT NOT NULL,               -- not in the background before
+    listed BIGINT NOT NULL             -- when its objects were last compared with its packs, 0 never
+);
+CREATE TABLE dropped (                 -- objects that no row needs any more: they go after the grace
+    fs BIGINT NOT NULL,                -- in whose name they lie
+    pack BIGINT NOT NULL,
+    size BIGINT NOT NULL,
+    since BIGINT NOT NULL,             -- nothing has needed it since
+    PRIMARY KEY (fs, pack)
+) {KEYED};
+DROP INDEX pack_fs;
+CREATE INDEX pack_fs ON pack (fs, id);
+"""
+
+_FORKS: Final = """
+-- A fork is an alias of its origin at the seq it was made from until it is copied (fs.copied): nothing but
+-- the copy writes rows of its tree, its seq stays. Pins: of kind `fork` on the origin until then (ref: the
+-- fork's name), of kind `base` on the fork itself.
+CREATE TABLE fork (
+    fs BIGINT NOT NULL PRIMARY KEY,    -- the fork
+    origin BIGINT NOT NULL,            -- fs.origin_fs, which may be gone once the fork is copied
+    origin_name {TEXT} NOT NULL,
+    origin_checkpoint {TEXT},          -- id of the checkpoint it was made from, NULL: the head
+    origin_pin BIGINT,                 -- the pin on the origin, NULL once copied
+    base BIGINT NOT NULL,              -- its own seq that its changes are counted from; a merge moves it
+    base_pin BIGINT NOT NULL,          -- the pin that keeps it
+    layer {TEXT} NOT NULL,             -- JSON of what a layer says of itself, empty: no layer
+    stage BIGINT NOT NULL,             -- the table being copied: 0 inode, 1 block, 2 dentry, 3 none
+    key_a BIGINT NOT NULL,             -- the last key copied of it: ino or parent
+    key_b {BLOB} NOT NULL,             -- name, or idx in 8 bytes
+    rows_copied BIGINT NOT NULL,
+    storage_bytes BIGINT NOT NULL,     -- of the rows copied, and
+    file_count BIGINT NOT NULL,        -- inodes
+    copier {TEXT} NOT NULL,            -- which process copies, empty: none
+    until BIGINT NOT NULL              -- ns after which another may
+);
+CREATE INDEX fork_origin ON fork (origin);
+CREATE INDEX fork_copy ON fork (fs) WHERE origin_pin IS NOT NULL;
+"""
+
 # Migration number i is MIGRATIONS[i-1].
-MIGRATIONS: Final[tuple[str, ...]] = (_TABLES, _CHECKPOINTS, _SHARING)
+MIGRATIONS: Final[tuple[str, ...]] = (_TABLES, _CHECKPOINTS, _SHARING, _SWEEP, _FORKS)
 FORMAT: Final = len(MIGRATIONS)  # what this code writes
 
 
@@ -414,4 +459,8 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("lease", "lease", "1000000 1000 1"),
     ("conflict", "conflict", "1000000 10000 10 1"),
     ("conflict", "conflict_seq", "1000000 10000 2"),
+    ("pack", "pack_fs", "1000000 10000 1"),
+    ("dropped", "dropped", "100000 1000 1"),
+    ("fork", "fork_origin", "10000 10"),
+    ("fork", "fork_copy", "100 1"),
 )
