@@ -219,6 +219,127 @@ class Unsupported(FsdError):
     exit_code = 2
 
 
+class CheckpointError(FsdError):
+    """Base of what the checkpoint contract refuses; its codes are the contract's own."""
+
+    code = "SANDBOX_SNAPSHOT_ERROR"
+    errno = _errno.EINVAL
+    status = 409
+
+
+class CheckpointInvalidId(CheckpointError):
+    """An id is no string, empty, or not well-formed Unicode; or not one for the caller to use."""
+
+    code = "SANDBOX_SNAPSHOT_INVALID_ID"
+    status = 422
+    exit_code = 2
+
+
+class CheckpointInvalidEntry(CheckpointError):
+    """A file, an artifact, a time or `keep` breaks the rules of manifests."""
+
+    code = "SANDBOX_SNAPSHOT_INVALID_ENTRY"
+    status = 422
+    exit_code = 2
+
+
+class WriterLost(CheckpointError):
+    """The writer's lease is over, released, replaced, or of another thread."""
+
+    code = "SANDBOX_SNAPSHOT_WRITER_LOST"
+    errno = _errno.ESTALE
+    default_hint = "acquire the thread's writer again, and read its head before writing"
+
+
+class WriterConflict(CheckpointError):
+    """Somebody else holds the thread's lease."""
+
+    code = "SANDBOX_SNAPSHOT_WRITER_CONFLICT"
+    errno = _errno.EBUSY
+    exit_code = 7
+    default_hint = "try again when the run or the capture that holds it has ended"
+
+
+class CheckpointDuplicateId(CheckpointError):
+    """The id names a checkpoint already, in this thread or another."""
+
+    code = "SANDBOX_SNAPSHOT_DUPLICATE_ID"
+    errno = _errno.EEXIST
+
+
+class StaleHead(CheckpointError):
+    """The thread's head is not the expected one."""
+
+    code = "SANDBOX_SNAPSHOT_STALE_HEAD"
+    errno = _errno.ESTALE
+
+
+class ParentMismatch(CheckpointError):
+    """The checkpoint's parent is not the expected head."""
+
+    code = "SANDBOX_SNAPSHOT_PARENT_MISMATCH"
+
+
+class NotHead(CheckpointError):
+    """Only a thread's head can be removed alone."""
+
+    code = "SANDBOX_SNAPSHOT_NOT_HEAD"
+
+
+class ForkSourceNotFound(CheckpointError):
+    """The checkpoint to fork from does not exist."""
+
+    code = "SANDBOX_SNAPSHOT_FORK_SOURCE_NOT_FOUND"
+    errno = _errno.ENOENT
+    status = 404
+    exit_code = 5
+
+
+class ForkSourceThreadMismatch(CheckpointError):
+    """The checkpoint to fork from is in another thread, or the thread would be forked into itself."""
+
+    code = "SANDBOX_SNAPSHOT_FORK_SOURCE_THREAD_MISMATCH"
+
+
+class ForkDestinationNotEmpty(CheckpointError):
+    """The thread to fork into has checkpoints or a transcript, or the new id is taken."""
+
+    code = "SANDBOX_SNAPSHOT_FORK_DESTINATION_NOT_EMPTY"
+    errno = _errno.EEXIST
+
+
+class CheckpointNotFound(CheckpointError):
+    """A head's record is missing."""
+
+    code = "SANDBOX_SNAPSHOT_CHECKPOINT_NOT_FOUND"
+    errno = _errno.ENOENT
+    status = 404
+    exit_code = 5
+
+
+class MissingBlob(CheckpointError):
+    """A checkpoint names a blob that is not stored under its name."""
+
+    code = "SANDBOX_SNAPSHOT_MISSING_BLOB"
+    errno = _errno.ENOENT
+    status = 404
+
+
+class InvalidBlob(CheckpointError):
+    """The bytes of a blob do not hash to its name."""
+
+    code = "SANDBOX_SNAPSHOT_INVALID_BLOB"
+    status = 422
+
+
+class InvalidRange(CheckpointError):
+    """A number is outside of its range (JavaScript's RangeError)."""
+
+    code = "INVALID_RANGE"
+    status = 422
+    exit_code = 2
+
+
 def _all_classes(base: type[FsdError]) -> dict[str, type[FsdError]]:
     found = {base.code: base}
     for sub in base.__subclasses__():

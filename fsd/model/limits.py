@@ -80,6 +80,19 @@ SUBJECTS_MAX: Final = 64
 IDEMPOTENCY_KEY_MAX: Final = 128
 IDEMPOTENCY_KEEP: Final = 24 * 3600.0
 
+# Checkpoints by contract.
+MANIFEST_BODY_MAX: Final = 64 * MIB  # an append: some 400,000 entries, or a long conversation
+MANIFESTS_MAX: Final = 2  # bodies over JSON_BODY_MAX held in memory at the same time; more wait unread
+MANIFEST_PAGE: Final = 8 * MIB  # of packed records one step of a list reads
+CONTRACT_ID_MAX: Final = 64 * KIB  # bytes of an id
+CONTRACT_BLOB_MAX: Final = 16 * GIB
+LEASE_MS: Final = 120_000.0  # of a thread's writer
+LEASE_RENEW_MS: Final = 45_000.0
+LEASE_MS_MAX: Final = 7 * 24 * 3600 * 1000.0
+SWEEP_NAMES: Final = 500  # names one step of a contract sweep removes
+SWEEP_OLDER_MS: Final = 24 * 3600 * 1000.0
+CHAIN_MAX: Final = 100_000  # checkpoints of a thread one call walks or removes
+
 # Tokens.
 TOKEN_MAX: Final = 8 * KIB
 TOKEN_LABEL_MAX: Final = 64
@@ -128,3 +141,25 @@ CACHE_TOUCH: Final = 60.0  # how exact a cached file's time of last use is
 # Sessions.
 SESSION_BITS: Final = 23
 INO_COUNTER_BITS: Final = 40
+
+# What the server keeps although nothing shows it (defaults of `fsd serve`), and the sweep.
+GRACE: Final = 24 * 3600.0  # blobs without a reference, and objects whose content moved
+GRACE_LEAST: Final = 300.0  # longer than a mount that still counts as active can be silent (LOST_AFTER)
+HISTORY: Final = 7 * 24 * 3600.0  # soft pins of journal entries
+FEED_KEEP: Final = 30 * 24 * 3600.0  # change rows and where removed files were, also of a quiet filesystem
+SESSION_KEEP: Final = 30 * 24 * 3600.0  # what a session's repeats need, after its last sign of life
+SESSION_ROWS_KEEP: Final = 3  # the row of a session itself, times SESSION_KEEP
+SWEEP_EVERY: Final = 600.0  # between two rounds over a filesystem
+SWEEP_LEASE: Final = 60.0
+SWEEP_LIST_EVERY: Final = 24 * 3600.0  # between two comparisons of a filesystem's objects with its packs
+SWEEP_BLOBS: Final = 2000  # rows one step looks at; it deletes at most as many in one transaction
+SWEEP_PACKS: Final = 512  # packs one step looks at
+SWEEP_ROWS: Final = 1000  # other rows one step removes
+SWEEP_OBJECTS: Final = 64  # objects one step deletes
+SWEEP_LIST: Final = 10_000  # objects one step lists
+SWEEP_CALL: Final = 5.0  # one request for a sweep works about so long, then says where to go on
+STRAY_LEAST: Final = 3600.0  # an object without a row is an upload under way for so long
+REPACK_BYTES: Final = 8 * MIB  # live bytes written into one new pack
+REPACK_INLINE: Final = 64  # so many inline packs are gathered although they are small
+REPACK_WORTH: Final = MIB  # or so many bytes in inline packs
+VACUUM_PAGES: Final = 2000  # pages one step of a vacuum gives back
