@@ -21,6 +21,7 @@ from fsd.service.journals import Journals
 from fsd.service.namespace import Namespace
 from fsd.service.packs import Packs
 from fsd.service.paths import Paths
+from fsd.service.retention import Retention
 from fsd.service.sessions import SessionInfo, Sessions, insert_session
 from fsd.service.tokens import Tokens
 
@@ -34,11 +35,12 @@ _OWN: Final = SessionInfo("service", "server", "", "", False, "")
 class ServiceOptions:
     """`database` is a PostgreSQL URL, None: SQLite in `data_dir`. `blobs` is a directory or
     `s3://BUCKET/PREFIX?endpoint=URL&region=CODE` (keys as user and password, or from where boto3 looks),
-    None: packs in `data_dir`/blobs."""
+    None: packs in `data_dir`/blobs. `retention`: how long what nothing shows is kept."""
 
     data_dir: Path
     database: str | None = field(default=None, repr=False)
     blobs: str | None = field(default=None, repr=False)
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Service:
     journals: Journals
     idempotency: Idempotency
     paths: Paths
+    retention: Retention
 
     def close(self) -> None:
         self.db.close()
@@ -71,13 +74,13 @@ def open_service(options: ServiceOptions, host: Host) -> Service:
     db = open_database(options.data_dir if url is None else check_url(url), host)
     try:
         store = open_store(_place(options), host)
-        return assemble(db, store, host)
+        return assemble(db, store, host, options.retention)
     except BaseException:
         db.close()
         raise
 
 
-def assemble(db: Database, store: BlobStore, host: Host) -> Service:
+def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -> Service:
     """A service over parts that are open already."""
     # The server's own inode numbers (conflict copies, direct commands) need a session number like any other.
     own = db.write(lambda tx: insert_session(tx, 0, _OWN, b"", host.wall_ns()))
@@ -97,6 +100,7 @@ def assemble(db: Database, store: BlobStore, host: Host) -> Service:
         journals=Journals(db, host),
         idempotency=Idempotency(db, host),
         paths=Paths(host, commits.direct, commits.new_ino),
+        retention=retention,
     )
 
 
