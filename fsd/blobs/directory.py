@@ -73,22 +73,38 @@ class DirectoryStore:
         except OSError as exc:
             raise self._failed(exc) from exc
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         # Only the directory the prefix reaches into is walked: listing one filesystem does not pass others.
         above = prefix.rpartition("/")[0]
         start = self._root / check_key(above) if above else self._root
-        for top, directories, names in os.walk(start, onerror=self._raise_failed):
-            directories[:] = [name for name in directories if not name.startswith(".")]
-            inside = os.path.relpath(top, self._root)
-            for name in names:
-                key = name if inside == "." else f"{inside}/{name}"
-                if not key.startswith(prefix) or name.startswith("."):
-                    continue
+        yield from self._walk(start, f"{above}/" if above else "", prefix, after)
+
+    def _walk(self, directory: Path, inside: str, prefix: str, after: str) -> Iterator[Listed]:
+        """The objects in `directory`, whose keys begin with `inside`, in order of key: `a-b` before `a/b`."""
+        try:
+            with os.scandir(directory) as entries:
+                found = sorted(
+                    (f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name, one.path)
+                    for one in entries
+                    if not one.name.startswith(".")
+                )
+        except FileNotFoundError:  # none yet, or tidied up
+            return
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        for name, path in found:
+            key = inside + name
+            if name.endswith("/"):
+                if key >= after[: len(key)] and (key.startswith(prefix) or prefix.startswith(key)):
+                    yield from self._walk(Path(path), key, prefix, after)
+            elif key > after and key.startswith(prefix):
                 try:
-                    found = os.stat(os.path.join(top, name))
+                    seen = os.stat(path)
                 except FileNotFoundError:  # deleted since
                     continue
-                yield Listed(key, found.st_size, int(found.st_mtime))
+                except OSError as exc:
+                    raise self._failed(exc) from exc
+                yield Listed(key, seen.st_size, int(seen.st_mtime))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -100,6 +116,14 @@ class DirectoryStore:
             raise self._failed(exc) from exc
         # Not synced: an object that comes back after a crash is unreferenced, and swept again.
         self._host.crash_point("pack.deleted")
+
+    def tidy(self, above: str) -> None:
+        # Not synced either. Who writes into it meanwhile makes it again (`put`).
+        try:
+            self._path(above).rmdir()
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise self._failed(exc) from exc
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
@@ -126,10 +150,6 @@ class DirectoryStore:
                         path.unlink(missing_ok=True)
                 except FileNotFoundError:  # another server of this store was quicker
                     continue
-
-    def _raise_failed(self, exc: OSError) -> None:
-        if not isinstance(exc, FileNotFoundError):
-            raise self._failed(exc) from exc
 
     def _failed(self, exc: OSError) -> FsdError:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):

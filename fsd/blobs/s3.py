@@ -114,9 +114,12 @@ class S3Store:
             raise error from exc
         return int(answer["ContentLength"])
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"PageSize": self.page}
+            Bucket=self._bucket,
+            Prefix=self._prefix + prefix,
+            **({"StartAfter": self._prefix + after} if after else {}),
+            PaginationConfig={"PageSize": self.page},
         )
         try:
             for page in pages:
@@ -134,6 +137,9 @@ class S3Store:
             if not isinstance(error, NotFound):
                 raise error from exc
         self._host.crash_point("pack.deleted")
+
+    def tidy(self, above: str) -> None:
+        """A bucket has no directories."""
 
     def _key(self, key: str) -> str:
         return self._prefix + check_key(key)

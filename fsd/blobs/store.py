@@ -40,12 +40,17 @@ class BlobStore(Protocol):
         """The size, None when there is no such object."""
         ...
 
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """Every object whose key begins with `prefix`, in no certain order. Unfinished ones do not appear."""
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Every object whose key begins with `prefix` and is greater than `after`, in order of key. Unfinished
+        ones do not appear; of those that come and go meanwhile, each may or may not."""
         ...
 
     def delete(self, key: str) -> None:
         """Remove the object; none there is no error."""
+        ...
+
+    def tidy(self, above: str) -> None:
+        """Remove what is left below the empty directory `above` (`name/name`), where there is such a thing."""
         ...
 
 

@@ -104,6 +104,35 @@ def test_more_objects_than_a_page_are_all_listed(store: BlobStore) -> None:
     assert {one.key for one in store.list("many/")} == keys
 
 
+def test_listing_goes_on_behind_a_key(store: BlobStore) -> None:
+    keys = [f"packs/fs_a/{number:016x}" for number in range(12)]
+    for key in keys:
+        store.put(key, [b"x"])
+    store.put("packs/fs_b/0", [b"x"])
+    for at in (0, 5, 11):
+        assert [one.key for one in store.list("packs/fs_a/", keys[at])] == keys[at + 1 :]
+    assert [one.key for one in store.list("packs/", keys[10])] == [keys[11], "packs/fs_b/0"]
+    store.delete("packs/fs_b/0")
+    for above in ("packs/fs_b", "packs/fs_a", "packs/none"):
+        store.tidy(above)
+    assert [one.key for one in store.list("packs/")] == keys
+    store.put("packs/fs_b/1", [b"x"])
+    assert store.head("packs/fs_b/1") == 1
+
+
+def test_a_directory_is_listed_in_order_of_key(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path, Host())
+    keys = sorted(["a/b", "a-b", "a.b", "a/bd", "aa/x", "aa-/x", "b"])
+    for key in keys:
+        store.put(key, [b"1"])
+    assert [one.key for one in store.list("")] == keys
+    for at, key in enumerate(keys):
+        assert [one.key for one in store.list("", key)] == keys[at + 1 :]
+    store.delete("aa/x")
+    store.tidy("aa")
+    assert not (tmp_path / "aa").exists()
+
+
 @pytest.mark.parametrize(
     "key", ["", "/a", "a/", "a//b", "../a", "a/../b", ".hidden", "a/.b", "a b", "a\n", "x" * 600]
 )
