@@ -9,7 +9,7 @@ session's start and end an idempotency key).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,11 @@ class Remote(Protocol):
 
     def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
         """Send one commit. Raises `SessionForked`, `SessionUnknown` and so on as the server says."""
+        ...
+
+    def create_checkpoint(self, ask: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
+        """A checkpoint of the server's present state: POST …/checkpoints with the fields `ask`. The same
+        `key` is the same request."""
         ...
 
     def upload(self, blobs: list[Blob], timeout: float) -> None:

@@ -8,7 +8,7 @@ import json
 import ssl
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -159,6 +159,9 @@ class HttpRemote:
         key = self._host.token_bytes(16).hex()
         self._json("POST", f"/sessions/{session}/report", {"pending": list(pending)}, key)
 
+    def create_checkpoint(self, ask: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
+        return self._json("POST", "/checkpoints", dict(ask), key, timeout)
+
     # The hot routes.
 
     def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
@@ -227,12 +230,14 @@ class HttpRemote:
             self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
             raise
 
-    def _json(self, method: str, path: str, body: object, key: str) -> dict[str, Any]:
+    def _json(
+        self, method: str, path: str, body: object, key: str, timeout: float | None = None
+    ) -> dict[str, Any]:
         raw = self._call(
             method,
             path,
             [json.dumps(body).encode()],
-            self._options.control_timeout,
+            timeout or self._options.control_timeout,
             JSON_BODY_MAX,
             media=_JSON,
             key=key,

@@ -28,6 +28,7 @@ from fsd.model.attrs import make_ino
 from fsd.model.blocks import Part, Parts
 from fsd.model.errors import (
     Conflict,
+    FsdError,
     PosixError,
     SessionForked,
     TooLarge,
@@ -50,6 +51,9 @@ from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
 
 T = TypeVar("T")
+# Makes a checkpoint of the filesystem's present state in the transaction; its record, as a client gets it.
+# Whatever it raises, it raises before it has written anything.
+MakeCheckpoint: TypeAlias = Callable[[Tx, FsRef, Grant, dict[str, Any]], dict[str, Any]]
 Named: TypeAlias = dict[int, dict[bytes, int]]  # operation → blob → end of the bytes it names of it
 OPNO_MAX: Final = 2**62  # the next number fits a database column too
 _DIGEST: Final = 8
@@ -97,6 +101,7 @@ class Commits:
     ) -> None:
         self._db, self._packs, self._sessions, self._feed = db, packs, sessions, feed
         self._numbers, self._host = numbers, host
+        self.make_checkpoint: MakeCheckpoint | None = None
 
     def commit(self, fs: FsRef, commit: Commit, who: Grant) -> CommitAnswer:
         """Apply a session's commit; see `CommitAnswer`. Raises `SessionForked`, `SessionUnknown`,
@@ -166,9 +171,24 @@ class Commits:
         next_op = done[-1].opno + 1 if done else session.next_op
         seq = state.seq + 1 if moved else state.seq
         ticket = self._host.token_bytes(TICKET)
-        answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full)
+        made = None if need_full else self._checkpoint(tx, fs, commit, outcomes, who)
+        answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full, made)
         self._note(tx, session, work, done, outcomes, answer)
         return answer, moved
+
+    def _checkpoint(
+        self, tx: Tx, fs: FsRef, commit: Commit, outcomes: list[Outcome], who: Grant
+    ) -> dict[str, Any] | None:
+        """The checkpoint the commit asks for; why not, where that is its own fault; None: not now."""
+        if commit.checkpoint is None or self.make_checkpoint is None:
+            return None
+        ask = dict(commit.checkpoint)
+        if not ask.pop("partial", False) and any(one.status == REFUSED for one in outcomes):
+            return None
+        try:
+            return self.make_checkpoint(tx, fs, who, ask)
+        except FsdError as exc:
+            return exc.body("")
 
     def _missing(
         self, tx: Tx, fs: FsRef, rest: list[Op], work: _Work

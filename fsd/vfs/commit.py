@@ -30,6 +30,7 @@ from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
 from fsd.vfs.content import Flight, operation
 from fsd.vfs.core import Core
+from fsd.vfs.cut import Cutter
 from fsd.vfs.differ import becomes, stale, stale_name
 from fsd.vfs.flush import Flusher
 from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, segment_of
@@ -86,6 +87,7 @@ class Committer:
     def __init__(self, core: Core, pending: Callable[[], tuple[int, int, int]]) -> None:
         self.core = core
         self.flusher = Flusher(core, self.kick)
+        self.cutter = Cutter(core, self.flusher)
         self.pending = pending
         self.out: CommitterJob | None = None
         self.commit: Commit | None = None  # what was sent and is not answered
@@ -131,8 +133,7 @@ class Committer:
         """These operations never leave this machine; of what they did, the directory's times remain."""
         core = self.core
         last = core.queue.last(parent, but=opnos)
-        sent = core.queue.sent[-1].opno if core.queue.sent else 0
-        if last is not None and last.opno > sent and isinstance(last.op, Setattr):
+        if last is not None and last.opno > core.queue.fixed() and isinstance(last.op, Setattr):
             # One such operation is enough for a run of temporary files.
             times = last.op._replace(mtime=time, ctime=time)
         else:
@@ -164,13 +165,21 @@ class Committer:
     def due(self, now: float) -> bool:
         """Whether what is at the head should go now."""
         head = self.core.queue.head()
-        if head is None or head.op is None:
+        if head is None or head.op is None or self.core.queue.waits(head):
             return False
         return (
             max(self.urgent, self.core.demanded()) >= head.opno
             or len(self.core.queue) >= BACKLOG_OPS
             or now - head.at >= 3 * self.core.options.flush_age
         )
+
+    def let_go(self, now: float) -> None:
+        """See whether a checkpoint is made or given up: then what waited for it goes on. A commit that is
+        still to be sent again then does so without asking for it."""
+        cut = self.cutter.cut
+        self.cutter.advance(now)
+        if cut is not None and self.cutter.cut is None and self.commit is not None:
+            self.commit = self.commit._replace(checkpoint=None)
 
     def kick(self) -> None:
         """Send what is due, unless a commit is out or its retry has to wait."""
@@ -194,7 +203,14 @@ class Committer:
         ops = [core.wire.op(queued.op, core.shift) for queued in batch if queued.op is not None]
         blobs: dict[bytes, Blob] = {blob.hash: blob for queued in batch for blob in queued.blobs}
         core.queue.sent = batch
-        self.commit = make_commit(core.session, core.ticket, ops, self.pending(), list(blobs.values()))
+        self.commit = make_commit(
+            core.session,
+            core.ticket,
+            ops,
+            self.pending(),
+            list(blobs.values()),
+            self.cutter.asked_with(batch),
+        )
 
     # answers -----------------------------------------------------------------------------------------
     def finish(self, job: CommitterJob, result: Any) -> None:
@@ -303,7 +319,9 @@ class Committer:
         if not refused:
             self.apply(answer)
             return
-        job = SalvageJob(self.core.options.state_dir, self.core.host, self.core.log, self.refusals(refused))
+        refusals = self.refusals(refused)
+        self.cutter.note_refused(refusals)
+        job = SalvageJob(self.core.options.state_dir, self.core.host, self.core.log, refusals)
         self.out = job
         self.core.jobs.append(job)
 
@@ -379,6 +397,7 @@ class Committer:
             self.make_full(answer.need_full + core.shift)
         if switch:
             self.forked = True
+        self.cutter.committed(answer.checkpoint)
         core.check_wants()
         core.trim()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -49,12 +50,15 @@ class Queued:
 
 
 class CommitQueue:
-    """Queued operations by rising number; those `sent` are at the front and not yet answered."""
+    """Queued operations by rising number; those `sent` are at the front and not yet answered. `held`: a
+    checkpoint is being made of the operations up to this number; later ones wait, and those before it are
+    sent as they are. None: there is none."""
 
     def __init__(self) -> None:
         self._ops: dict[int, Queued] = {}
         self._by_ino: dict[int, dict[int, None]] = {}
         self.sent: list[Queued] = []
+        self.held: int | None = None
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -116,18 +120,30 @@ class CommitQueue:
             )
         ):
             return None
-        if self.sent and mine[0].opno <= self.sent[-1].opno:
+        if mine[0].opno <= self.fixed():
             return None
         if any(isinstance(q.op, Link | Unlink | Rmdir | Rename | Create) for q in mine[1:]):
             return None
         return [q.opno for q in mine]
+
+    def fixed(self) -> int:
+        """Operations up to this number are not changed any more: they were sent, or are in a checkpoint."""
+        return max(self.sent[-1].opno if self.sent else 0, self.held or 0)
+
+    def waits(self, queued: Queued) -> bool:
+        """Whether an operation is behind the cut of a checkpoint that is not made yet."""
+        return self.held is not None and queued.opno > self.held
+
+    def after(self, batch: list[Queued]) -> Queued | None:
+        """What follows the operations of `batch`, which are at the front."""
+        return next(islice(self._ops.values(), len(batch), None), None)
 
     def batch(self, most: int) -> list[Queued]:
         """The operations of the next commit: from the head, up to the first that is not made yet."""
         taken: list[Queued] = []
         size = rows = count = 0
         for queued in self._ops.values():
-            if queued.op is None or len(taken) >= min(most, COMMIT_OPS_MAX):
+            if queued.op is None or len(taken) >= min(most, COMMIT_OPS_MAX) or self.waits(queued):
                 break
             size += sum(len(blob.stored) for blob in queued.blobs)
             count += len(queued.blobs)

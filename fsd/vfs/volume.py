@@ -8,12 +8,14 @@ is the machine around them.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from fsd.model.errors import FsdError, InternalError, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
+from fsd.vfs.cut import CheckpointJob
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
 from fsd.vfs.loads import AskJob, BlobJob, Loader
@@ -77,6 +79,8 @@ class Volume(FileCalls):
             self.loader.finish_blobs(job, answer)
         elif isinstance(job, SyncJob):
             self.core.synced(job, answer if isinstance(answer, FsdError) else None)
+        elif isinstance(job, CheckpointJob):
+            self.committer.cutter.finish(job, answer)
         else:
             self.core.down = isinstance(answer, Unavailable)
             assert isinstance(job, CommitJob | SessionJob | ResendJob | SalvageJob)
@@ -87,6 +91,7 @@ class Volume(FileCalls):
         """What follows when something ended or time passed."""
         if self.flusher.round_over(now):
             self.committer.urgent = self.core.next_op - 1
+        self.committer.let_go(now)
         self.committer.kick()
         if self.core.forget:
             self.core.forget = False
@@ -121,6 +126,8 @@ class Volume(FileCalls):
     def next_deadline(self) -> float | None:
         """When to call `tick` next at the latest (monotonic); None: only after something happens."""
         times = [self.flusher.retry_at, self.loader.retry_at, self.committer.retry_at]
+        cut = self.committer.cutter.cut
+        times.append(cut.retry_at if cut is not None else None)
         times.append(self.flusher.round_until if self.flusher.round_until is not None else self.core.age_at)
         times.extend(want.deadline for want in self.core.wants if not want.finished)
         if self.disk_wants:
@@ -155,6 +162,20 @@ class Volume(FileCalls):
         want = self.core.commit_want("barrier", flights, limited=False)
         self.committer.kick()
         return want
+
+    def checkpoint(self, ask: Mapping[str, Any], *, partial: bool, within: float | None) -> Want:
+        """A checkpoint of everything done up to now, and of nothing done later; see `cut`. `ask` goes to the
+        server as it is; the want's result is its answer, with `not_flushed`."""
+        want = self.committer.cutter.begin(ask, partial=partial, within=within)
+        self.committer.kick()
+        return want
+
+    def writable_files(self) -> list[tuple[int, bytes]]:
+        """(inode, one path below the mount's root) of the named regular files that are open for writing. What
+        was stored through a mapping of one may be in the kernel alone."""
+        nodes = {h.node.ino: h.node for h in self.handles.values() if h.writable and h.node.is_file}
+        root, path = self.core.root_ino, self.core.nodes.path
+        return [(ino, path(ino, root)) for ino, node in nodes.items() if not node.gone]
 
     def _dirty_files(self) -> list[int]:
         return [ino for ino in self.core.dirty if not self.core.nodes.get(ino).gone]

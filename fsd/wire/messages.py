@@ -37,7 +37,9 @@ def unpackb(raw: bytes, what: str) -> Any:
 class Commit(NamedTuple):
     """A commit request. `ticket` is the one the last commit (or the session's start) answered; `ops_raw` the
     encoded operations; `digest` SHA-256 over it. `pending` is (operations, files, bytes) left behind it, for
-    the server's record of the session. `blobs` travel in the same body, at most COMMIT_BLOBS_MAX."""
+    the server's record of the session. `blobs` travel in the same body, at most COMMIT_BLOBS_MAX.
+    `checkpoint` asks for one of the state after it: the fields of POST …/checkpoints, and `partial`, which
+    allows it though operations were refused. It is made in the same transaction, if all were done."""
 
     session: int
     ticket: bytes
@@ -45,6 +47,7 @@ class Commit(NamedTuple):
     digest: bytes
     pending: tuple[int, int, int]
     blobs: list[Blob]
+    checkpoint: dict[str, Any] | None = None
 
     @property
     def ops(self) -> list[Op]:
@@ -52,15 +55,20 @@ class Commit(NamedTuple):
 
 
 def make_commit(
-    session: int, ticket: bytes, ops: list[Op], pending: tuple[int, int, int], blobs: list[Blob]
+    session: int,
+    ticket: bytes,
+    ops: list[Op],
+    pending: tuple[int, int, int],
+    blobs: list[Blob],
+    checkpoint: dict[str, Any] | None = None,
 ) -> Commit:
     raw = encode_all(ops)
-    return Commit(session, ticket, raw, hashlib.sha256(raw).digest(), pending, blobs)
+    return Commit(session, ticket, raw, hashlib.sha256(raw).digest(), pending, blobs, checkpoint)
 
 
 def commit_pieces(commit: Commit) -> list[bytes]:
     """The body of POST …/commits as pieces for `sendmsg`."""
-    header = {
+    header: dict[str, Any] = {
         "v": PROTOCOL,
         "session": commit.session,
         "ticket": commit.ticket,
@@ -68,6 +76,8 @@ def commit_pieces(commit: Commit) -> list[bytes]:
         "digest": commit.digest,
         "pending": commit.pending,
     }
+    if commit.checkpoint is not None:
+        header["checkpoint"] = commit.checkpoint
     return pack_pieces(header, commit.blobs)
 
 
@@ -94,6 +104,7 @@ def read_commit(body: bytes) -> Commit:
             _exact(header["digest"], bytes),
             (operations, files, size),
             blobs,
+            _asked(header.get("checkpoint")),
         )
         version = header["v"]
     except (KeyError, TypeError, ValueError) as exc:
@@ -115,7 +126,8 @@ class CommitAnswer(NamedTuple):
     Every row an applied operation touched has `born` = `seq` afterwards; a content operation's new content
     seq is `seq` too. `missing` not empty: nothing was applied, send these blobs first (ticket unchanged).
     `need_full`: operations before this number were applied as told; this content operation meets a
-    conflict and must be sent again with its full block list; 0 otherwise.
+    conflict and must be sent again with its full block list; 0 otherwise. `checkpoint`: the one that was
+    asked for, or {"error": …} why it was not made; None: not asked for, or not everything was done.
     """
 
     seq: int
@@ -124,16 +136,18 @@ class CommitAnswer(NamedTuple):
     outcomes: tuple[Outcome, ...]
     missing: tuple[bytes, ...]
     need_full: int
+    checkpoint: dict[str, Any] | None = None
 
     def encode(self) -> bytes:
-        return packb(self)
+        # Six fields as ever where there is no checkpoint: an older client reads those.
+        return packb(self if self.checkpoint is not None else self[:6])
 
 
 def read_answer(raw: bytes) -> CommitAnswer:
     """A received commit answer; raises `Unavailable` when the body is none (empty, truncated, HTML)."""
     try:
         row = msgpack.unpackb(raw, raw=False, use_list=False)
-        seq, ticket, next_op, outcomes, missing, need_full = row
+        seq, ticket, next_op, outcomes, missing, need_full, *more = row
         return CommitAnswer(
             _exact(seq, int),
             _exact(ticket, bytes),
@@ -141,6 +155,7 @@ def read_answer(raw: bytes) -> CommitAnswer:
             tuple(Outcome._make(one) for one in outcomes),
             tuple(_exact(one, bytes) for one in missing),
             _exact(need_full, int),
+            _exact(more[0], dict) if more else None,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("the answer to a commit is no answer (cut or changed on the way)") from exc
@@ -150,6 +165,14 @@ def _count(value: Any) -> int:
     """A number that a database column holds."""
     if type(value) is not int or not 0 <= value < _COUNT_MAX:
         raise ValueError("a count is out of range")
+    return value
+
+
+def _asked(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise TypeError("the fields of a checkpoint expected")
     return value
 
 

@@ -5,7 +5,7 @@ Everything that travels is encoded and decoded as on the wire, so that a test me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fsd.model.attrs import Attr, Entry
@@ -32,6 +32,7 @@ class InProcess:
         self.fs = fs
         self.fault = fault
         self.calls: list[str] = []
+        self.made: dict[str, dict[str, Any]] = {}
 
     def _call(self, route: str, fn: Callable[[], Any]) -> Any:
         self.calls.append(route)
@@ -75,6 +76,18 @@ class InProcess:
             return read_answer(answer.encode())
 
         return self._call("commit", act)
+
+    def create_checkpoint(self, ask: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
+        """Without the idempotency of the HTTP route: what was made under `key` is given again."""
+
+        def act() -> dict[str, Any]:
+            make = self.service.commits.make_checkpoint
+            assert make is not None, "the service makes no checkpoints"
+            if key not in self.made:
+                self.made[key] = self.service.db.write(lambda tx: make(tx, self.fs, ADMIN_GRANT, dict(ask)))
+            return self.made[key]
+
+        return self._call("checkpoint", act)
 
     def upload(self, blobs: list[Blob], timeout: float) -> None:
         self._call("upload", lambda: self.service.packs.store(self.fs.id, self.fs.name, blobs))
