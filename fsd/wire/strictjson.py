@@ -64,13 +64,24 @@ Written.__name__ = "float"  # JMESPath's functions know a number by the name of 
 
 def loads(raw: bytes | str, what: str, *, exact: bool = False) -> Any:
     """The value in `raw`; raises `UsageError` that names `what` and, where one is to blame, the field."""
+    value = _parse(raw, what, Number if exact else None)
+    check(value, what)
+    return value
+
+
+def loads_foreign(raw: bytes, what: str) -> Any:
+    """As `loads`, for values of others that are given back as they came: lone surrogates stay (JavaScript
+    cuts texts anywhere), and the depth is bounded by the reader's stack alone."""
+    return _parse(raw, what, None)
+
+
+def _parse(raw: bytes | str, what: str, number: type[Number] | None) -> Any:
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise UsageError(f"{what} is not UTF-8") from exc
-    number = Number if exact else None
     try:
-        value = json.loads(
+        return json.loads(
             text,
             parse_int=number,
             parse_float=number,
@@ -85,8 +96,6 @@ def loads(raw: bytes | str, what: str, *, exact: bool = False) -> Any:
         raise UsageError(f"{what} has the field {exc} twice") from exc
     except ValueError as exc:
         raise UsageError(f"{what} is not JSON: {exc}") from exc
-    check(value, what)
-    return value
 
 
 def loads_object(raw: bytes, what: str, *, exact: bool = False) -> dict[str, Any]:
