@@ -51,6 +51,7 @@ _ROWS: Final = (
     ("instance", "fs, key", "fs = ?"),
     ("lease_terms", "fs", "fs = ?"),
     ("pin", "id", "fs = ?"),
+    ("barrier", "id", "fs = ?"),
     ("blob", "fs, hash", "fs = ?"),
     # A fork's blob rows may point into packs its ancestors wrote; such packs stay.
     ("pack", "id", "fs = ? AND NOT EXISTS (SELECT 1 FROM blob WHERE blob.pack = pack.id)"),
