@@ -22,13 +22,15 @@ from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
-from fsd.model.errors import DamagedBody, IntegrityError, NotFound, TooLarge
+from fsd.model.errors import DamagedBody, IntegrityError, NotFound, TooLarge, Unavailable
 from fsd.model.limits import KIB, PACK_INLINE_MAX, UPLOAD_BLOBS_MAX, UPLOAD_MAX
 from fsd.service.access import FsRef, hold
+from fsd.service.retained import source
 from fsd.wire.frame import Blob, open_blob, pack_pieces
 
 _PACK_FORMAT: Final = 1
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
+_MOVES_MAX: Final = 4  # times a blob is looked up again because its pack has gone
 _GAP: Final = 64 * KIB  # unwanted bytes between two blobs of a pack that are cheaper read than skipped
 
 
@@ -46,7 +48,7 @@ class Location(NamedTuple):
     data: bytes | None
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """A pack ready for its rows. `data` None: it is an object already."""
 
     number: int
@@ -61,7 +63,7 @@ class Prepared:
     `prepare` looked; their bytes are kept, in case they are swept in between."""
 
     fs: int
-    made: _Made | None
+    made: Made | None
     known: dict[bytes, Blob]
 
     @property
@@ -103,10 +105,11 @@ class Packs:
         if sum(len(blob.stored) for blob in given.values()) > PACK_INLINE_MAX:
             known = self._db.read(lambda tx: _stored(tx, fs, list(given)))
         new = [blob for digest, blob in given.items() if digest not in known]
-        made = self._make(fs_name, new) if new else None
+        made = self.write(fs_name, new) if new else None
         return Prepared(fs, made, {digest: given[digest] for digest in known})
 
-    def _make(self, fs_name: str, blobs: list[Blob]) -> _Made:
+    def write(self, fs_name: str, blobs: list[Blob]) -> Made:
+        """A new pack of verified `blobs`; an object, unless it is small. No row names it yet."""
         number = self._number()
         pieces, made = _frame(fs_name, number, blobs)
         if sum(len(blob.stored) for blob in blobs) <= PACK_INLINE_MAX:
@@ -135,7 +138,7 @@ class Packs:
                 self._insert_pack(tx, fs, made._replace(data=b"".join(pieces)), now)
 
     @staticmethod
-    def _insert_pack(tx: Tx, fs: int, made: _Made, now: int) -> None:
+    def _insert_pack(tx: Tx, fs: int, made: Made, now: int) -> None:
         if made.data is not None:
             # Where all of an inline pack is known already, not even its bytes are kept.
             stored = _stored(tx, fs, [row[0] for row in made.rows])
@@ -223,19 +226,26 @@ class Packs:
 
     def _locate(self, fs: int, hashes: Sequence[bytes]) -> list[Location]:
         wanted = list(dict.fromkeys(hashes))
-        return self._db.read(lambda tx: _locations(tx, fs, wanted)) if wanted else []
+        return self._db.read(lambda tx: _all_locations(tx, fs, wanted)) if wanted else []
 
     def _fetch(self, fs: int, locations: list[Location]) -> dict[bytes, Blob]:
-        blobs, moved = self._fetch_all(locations)
-        if moved:
+        blobs, moved = self.fetch(locations)
+        for _ in range(_MOVES_MAX):
+            if not moved:
+                return blobs
             # A pack that has gone since was rewritten, or its blobs swept: look once more where they are now.
-            again, lost = self._fetch_all(self._locate(fs, [location.hash for location in moved]))
+            old = {location.hash: location.pack for location in moved}
+            again = self._locate(fs, list(old))
+            lost = [location for location in again if location.pack == old[location.hash]]
             if lost:
                 raise IntegrityError(f"pack {lost[0].pack:016x} of {lost[0].owner} is lost")
-            blobs |= again
+            found, moved = self.fetch(again)
+            blobs |= found
+        if moved:
+            raise Unavailable("content moves faster than it is read", hint="try again")
         return blobs
 
-    def _fetch_all(self, locations: list[Location]) -> tuple[dict[bytes, Blob], list[Location]]:
+    def fetch(self, locations: list[Location]) -> tuple[dict[bytes, Blob], list[Location]]:
         """The blobs at `locations`, and those whose pack is not where its row says."""
         blobs = {one.hash: _blob(one, one.data) for one in locations if one.data is not None}
         packs: dict[int, list[Location]] = defaultdict(list)
@@ -265,7 +275,7 @@ def _arrived(blob: Blob) -> None:
         raise DamagedBody(exc.message) from exc
 
 
-def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes], _Made]:
+def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes], Made]:
     """The pieces of a pack and what its rows say (as of an object)."""
     pieces = pack_pieces({"v": _PACK_FORMAT, "fs": fs_name, "pack": number}, blobs)
     off = len(pieces[0])
@@ -273,7 +283,7 @@ def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes], _
     for blob in blobs:
         rows.append((blob.hash, off, blob.raw_len, len(blob.stored), blob.codec))
         off += len(blob.stored)
-    return pieces, _Made(number, off, None, rows)
+    return pieces, Made(number, off, None, rows)
 
 
 def _blob(location: Location, stored: bytes) -> Blob:
@@ -314,6 +324,17 @@ def _refresh(tx: Tx, fs: int, hashes: set[bytes], now: int) -> dict[bytes, int]:
             [now, fs, *params],
         )
         found.update((row[0], int(row[1])) for row in rows)
+    return found
+
+
+def _all_locations(tx: Tx, fs: int, hashes: Sequence[bytes]) -> list[Location]:
+    """As `_locations`; what a fork that is not copied does not have itself is its origin's."""
+    found = _locations(tx, fs, hashes)
+    if len(found) < len(hashes):
+        rows_of = source(tx, fs)
+        if rows_of != fs:
+            here = {location.hash for location in found}
+            found += _locations(tx, rows_of, [one for one in hashes if one not in here])
     return found
 
 
