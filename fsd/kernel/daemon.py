@@ -23,6 +23,7 @@ import trio
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
 from fsd.kernel import runtime, utab
+from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
 from fsd.kernel.interrupts import look_for_killed
@@ -99,6 +100,7 @@ class Daemon:
         self.record = start.directory.read(options.mount_id)
         self.kernel_gone = trio.Event()
         self.stopper = Stopper(self)
+        self.checkpoints = Checkpoints(self)
         self.machine: Machine | None = None
 
     def run(self) -> int:

@@ -87,6 +87,7 @@ class FsdOperations(pyfuse3.Operations):
         self._openers: dict[int, int] = {}
         self._directories: dict[int, int] = {}
         self.answered = 0.0
+        self.own: set[int] = set()  # processes of the daemon's own, which must not wait for it
         self.requests_parked = 0
         self.mounted: Callable[[], None] | None = None
 
@@ -232,11 +233,13 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def flush(self, fh: int) -> None:
-        self._volume.flush(fh)
+        if self._openers.get(fh) not in self.own:
+            self._volume.flush(fh)
 
     @handler
     def fsync(self, fh: int, datasync: bool) -> None:
-        self._volume.fsync(fh, datasync)
+        if self._openers.get(fh) not in self.own:
+            self._volume.fsync(fh, datasync)
 
     @handler
     def release(self, fh: int) -> None:

@@ -1,4 +1,5 @@
-"""`fsd drain`, `fsd unmount`, `fsd wait`, `fsd wait-exit`, `fsd status`: the side of the command.
+"""`fsd drain`, `fsd unmount`, `fsd wait`, `fsd wait-exit`, `fsd status`, `fsd checkpoint create`: the side of
+the command.
 
 Each takes the mount point and the runtime directory and returns the answer as the command prints it; what
 was not drained is `NotDrained` with the same answer in its details. Success is never reported while the
@@ -91,6 +92,21 @@ def barrier(record: Record, within: float | None) -> dict[str, Any]:
     """A drain for another command (a journal append): quiet, the same errors."""
     answer = request(_socket(record, Host()), "drain", {"timeout": within}, timeout=SILENCE)
     return _judged(answer, f"{record.mountpoint} is not drained")
+
+
+def checkpoint(
+    record: Record, ask: dict[str, Any], within: float | None, say: Say, host: Host, *, partial: bool
+) -> dict[str, Any]:
+    """A checkpoint of what a mount shows at one moment after the call: the server's answer. Raises
+    `NotDrained` with `not_flushed` in its details when something could not be brought into it; with `partial`
+    changes that the server refused are only named."""
+    return request(
+        _socket(record, host),
+        "checkpoint",
+        {"ask": ask, "timeout": within, "partial": partial},
+        timeout=SILENCE,
+        progress=_progress(say),
+    )
 
 
 def wait(place: Path, directory: RuntimeDir, seq: int, within: float | None, say: Say) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel.control import Tell, Verb
-from fsd.model.errors import FsdError, Unavailable, Unsupported, UsageError
+from fsd.model.errors import FsdError, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from fsd.kernel.daemon import Daemon
@@ -88,6 +88,7 @@ class Verbs:
             "reason": pending.reason or None,
             "cache": {"bytes": stats.bytes, "hits": stats.hits, "misses": stats.misses},
             "server": {"reachable": health.reachable, "rtt_ms": health.rtt_ms},
+            "checkpoint": daemon.checkpoints.status(),
             "parked": len(machine.snapshot()),
             "state_dir": str(daemon.start.directory.read(daemon.options.mount_id).state_dir),
         }
@@ -131,7 +132,14 @@ class Verbs:
         return {"status": "reached", "fs_seq": machine.volume.feed_seq}, None
 
     async def checkpoint(self, args: dict[str, Any], tell: Tell) -> Answer:
-        raise Unsupported("checkpoints through a mount come with a later release")
+        """A checkpoint of what the mount shows now; `ask` holds its fields (label, …)."""
+        ask = args.get("ask")
+        if not isinstance(ask, dict):
+            raise UsageError("ask holds the checkpoint's fields")
+        made = await self._daemon.checkpoints.create(
+            ask, partial_too=bool(args.get("partial")), within=self._within(args), tell=tell
+        )
+        return {**made, "mount_path": str(self._daemon.place)}, None
 
 
 def _jsonable(value: Any) -> Any:

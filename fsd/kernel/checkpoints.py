@@ -1,0 +1,193 @@
+"""Checkpoints made through this mount. Trio's thread.
+
+First what was stored through shared mappings is fetched from the kernel (`syncer`), then the volume cuts
+(one moment of the FUSE thread, see `fsd.vfs.cut`), then all that is in the cut is committed and the
+checkpoint made.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from fsd.kernel import syncer
+from fsd.kernel.notify import send
+from fsd.model.errors import NotDrained, Unavailable
+from fsd.vfs.decide import kept
+from fsd.vfs.types import Invalidation, Want
+
+if TYPE_CHECKING:
+    from fsd.kernel.daemon import Daemon
+
+log = logging.getLogger(__name__)
+
+Tell = Callable[[str], Awaitable[None]]
+# How often the path of a file that is being renamed is looked up again.
+ROUNDS: Final = 3
+SYNC_TIMEOUT: Final = 20.0
+TOLD_EVERY: Final = 1.0
+
+
+class Checkpoints:
+    """One daemon's checkpoints, one at a time; the next waits. `last` is the newest one that was made."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._turn = trio.Lock()
+        self.last: dict[str, Any] | None = None
+
+    async def create(
+        self, ask: dict[str, Any], *, partial_too: bool, within: float | None, tell: Tell
+    ) -> dict[str, Any]:
+        """Make one: the server's answer, with `not_flushed`. Raises `NotDrained` when something that is to be
+        in it could not be committed (its details name refused changes), and what the server said."""
+        end = trio.current_time() + (float("inf") if within is None else within)
+        await self._my_turn(tell)
+        try:
+            refused = await self._refused()
+            if refused and not partial_too:
+                raise NotDrained(
+                    f"{len(refused)} changes were refused by the server and would be missing",
+                    hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
+                    details={"status": "not_drained", "not_flushed": refused},
+                )
+            with trio.move_on_at(min(end, trio.current_time() + SYNC_TIMEOUT)):
+                await self._empty_mappings()
+            left = None if within is None else max(0.1, end - trio.current_time())
+            made = await self._cut(ask, partial_too, left, tell)
+            made["not_flushed"] = refused + made["not_flushed"]
+            self.last = {name: made.get(name) for name in ("checkpoint_id", "fs_seq", "label", "created_at")}
+            return made
+        finally:
+            self._turn.release()
+
+    async def _my_turn(self, tell: Tell) -> None:
+        while True:
+            with trio.move_on_after(TOLD_EVERY):
+                await self._turn.acquire()
+                return
+            await tell("waiting for another checkpoint of this mount")
+
+    def status(self) -> dict[str, Any]:
+        """For `fsd status`."""
+        return {"last": self.last}
+
+    async def _refused(self) -> list[dict[str, str]]:
+        """Changes the server refused before, which therefore no checkpoint holds."""
+        machine = self._daemon.machine
+        assert machine is not None
+        found = await trio.to_thread.run_sync(kept, machine.volume.core.options.state_dir)
+        return [{"path": row["path"], "reason": row["reason"]} for row in (one.to_json() for one in found)]
+
+    async def _cut(
+        self, ask: dict[str, Any], partial_too: bool, within: float | None, tell: Tell
+    ) -> dict[str, Any]:
+        daemon = self._daemon
+        machine = daemon.machine
+        assert machine is not None
+        token = trio.lowlevel.current_trio_token()
+        ended = trio.Event()
+        errors: list[BaseException] = []
+
+        def wake(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            token.run_sync_soon(ended.set)
+
+        def begin() -> tuple[Want, Callable[[], object]]:
+            want = machine.volume.checkpoint(ask, partial=partial_too, within=within)
+            forget = machine.watch(want, wake, within=None, bounded=False)
+            machine.pump()
+            return want, forget
+
+        begun = await daemon.call(begin)
+        if begun is None:
+            raise Unavailable("the FUSE thread does not answer", hint="its stacks are in the log")
+        want, forget = begun
+        try:
+            while not ended.is_set():
+                with trio.move_on_after(TOLD_EVERY):
+                    await ended.wait()
+                    continue
+                left = await daemon.call(machine.volume.pending)
+                if left is not None:
+                    text = f"{left.files} files, {left.bytes} bytes are not committed yet"
+                    await tell(text + (f" ({left.reason})" if left.reason else ""))
+        finally:
+            with trio.CancelScope(shield=True):
+                await daemon.call(forget)
+        for error in (*errors, want.error):
+            if error is not None:
+                raise error
+        assert isinstance(want.result, dict)
+        return dict(want.result)
+
+    # mappings
+
+    async def _empty_mappings(self) -> None:
+        """Have the kernel write what was stored through mappings of files that are open for writing."""
+        machine = self._daemon.machine
+        assert machine is not None
+        again: set[int] | None = None
+        for _ in range(ROUNDS):
+            found = await self._daemon.call(machine.volume.writable_files)
+            files = [(ino, path) for ino, path in found or () if again is None or ino in again]
+            if not files:
+                return
+            answers = await self._sync(files)
+            failed = [ino for (ino, _), how in zip(files, answers) if how == syncer.FAILED[0]]
+            await self._push_out(failed)
+            again = {ino for (ino, _), how in zip(files, answers) if how == syncer.MOVED[0]}
+            if not again:
+                return
+        await self._push_out(sorted(again or ()))
+
+    async def _push_out(self, inos: list[int]) -> None:
+        """The other way, for what cannot be opened by its name: before the kernel forgets an inode's pages it
+        writes those that were stored to."""
+        machine = self._daemon.machine
+        assert machine is not None
+        for ino in inos:
+            one = Invalidation(ino, None)
+            await trio.to_thread.run_sync(partial(send, machine.volume.root_ino, one), abandon_on_cancel=True)
+
+    async def _sync(self, files: list[tuple[int, bytes]]) -> bytes:
+        """What the helper says of each file. Its own fsyncs are answered at once: everything is committed by
+        the cut that follows, and its waiting for that would be for nothing."""
+        own = self._daemon.operations.own
+        script = Path(syncer.__file__)
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-I", "-S", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        own.add(process.pid)
+        try:
+            pairs = b"".join(b"%d\0%s\0" % pair for pair in files)
+            await process.stdin.send_all(bytes(self._daemon.place) + b"\0" + pairs)
+            await process.stdin.aclose()
+            answers = b""
+            async for piece in process.stdout:
+                answers += piece
+            await process.wait()
+        except (trio.BrokenResourceError, OSError) as exc:
+            log.warning("the helper that empties mappings failed: %s", exc)
+            answers = b""
+        finally:
+            if process.returncode is None:
+                process.kill()
+            own.discard(process.pid)
+            with trio.CancelScope(shield=True):
+                await process.stdin.aclose()
+                await process.stdout.aclose()
+        return answers.ljust(len(files), syncer.FAILED)
