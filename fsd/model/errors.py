@@ -168,6 +168,13 @@ class Unavailable(FsdError):
     default_hint = "check the network and that the server runs, then try again"
 
 
+class ForkCopying(Unavailable):
+    """A fork is still an alias of its origin: it can be read, and written once it is copied."""
+
+    code = "fork_copying"
+    default_hint = "try again in a moment; `fsd describe` tells how far it is"
+
+
 class IntegrityError(FsdError):
     """Stored bytes do not have the hash they are named by, or a format is broken."""
 

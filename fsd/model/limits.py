@@ -163,3 +163,11 @@ REPACK_BYTES: Final = 8 * MIB  # live bytes written into one new pack
 REPACK_INLINE: Final = 64  # so many inline packs are gathered although they are small
 REPACK_WORTH: Final = MIB  # or so many bytes in inline packs
 VACUUM_PAGES: Final = 2000  # pages one step of a vacuum gives back
+
+# Forks and merges.
+FORK_CHUNK: Final = 2000  # rows copied in one transaction
+FORK_STEP: Final = 0.2  # seconds one round of the background copies
+FORK_WAIT: Final = 20.0  # a write to a fork waits so long for its copy, then is told to come again
+FORK_LEASE: Final = 10.0  # after so long without a chunk another process goes on
+FORK_ALIASES_MAX: Final = 16  # forks of forks none of which is copied yet
+FORK_CHAIN_MAX: Final = 1000  # origins shown, and forks taken along by a deletion

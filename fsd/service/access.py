@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from fsd.meta.database import Tx
-from fsd.model.errors import NotAuthenticated, NotFound
+from fsd.model.errors import ForkCopying, NotAuthenticated, NotFound
 
 ADMIN: Final = "admin"
 ACTIVE: Final = "active"
@@ -49,14 +49,29 @@ def hold(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
 
     Raises `NotFound` when the filesystem is not there (any more), `NotAuthenticated` when the token is not.
     """
+    return _hold(tx, fs, who)[:2]
+
+
+def hold_tree(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
+    """As `hold`, for what changes the tree. Raises `ForkCopying` while the filesystem is a fork whose rows are
+    still its origin's: outside of the transaction the caller waits (`Forks.when_copied`), or lets its own
+    caller come again."""
+    seq, pinned, copied = _hold(tx, fs, who)
+    if not copied:
+        raise ForkCopying(f"the fork {fs.name} is still being copied")
+    return seq, pinned
+
+
+def _hold(tx: Tx, fs: FsRef, who: Grant | None) -> tuple[int, int, int]:
+    """Its seq, newest pinned seq, and whether its rows are its own."""
     tx.lock_fs(fs.id)
-    row = tx.one("SELECT seq, pinned FROM fs WHERE id=? AND status='active'", (fs.id,))
+    row = tx.one("SELECT seq, pinned, copied FROM fs WHERE id=? AND status='active'", (fs.id,))
     if row is None:
         raise no_file_system(fs.name)
     if who is not None and who.kind != ADMIN:
         token = tx.one("SELECT status FROM token WHERE id=? AND fs=?", (who.token_id, fs.id))
         check_status(who.token_id, None if token is None else token[0])
-    return int(row[0]), int(row[1])
+    return int(row[0]), int(row[1]), int(row[2])
 
 
 def check_status(token_id: str, status: str | None) -> None:

@@ -17,7 +17,7 @@ import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgpack
 
@@ -38,7 +38,7 @@ from fsd.model.errors import (
 from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX
 from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
 from fsd.service import rows
-from fsd.service.access import FsRef, Grant, hold
+from fsd.service.access import FsRef, Grant, hold_tree
 from fsd.service.decide import apply
 from fsd.service.feed import Feed
 from fsd.service.packs import Packs, Prepared
@@ -59,6 +59,12 @@ OPNO_MAX: Final = 2**62  # the next number fits a database column too
 _DIGEST: Final = 8
 _APPLIED: Final = struct.Struct(f">Q{_DIGEST}s")
 _FOLDS_MAX: Final = 64  # blocks folded for one commit; after that an append becomes a copy
+
+
+class WhenCopied(Protocol):
+    """How `Forks.when_copied` is called."""
+
+    def __call__(self, fs: FsRef, call: Callable[[], T]) -> T: ...
 
 
 class FsState(NamedTuple):
@@ -101,6 +107,8 @@ class Commits:
     ) -> None:
         self._db, self._packs, self._sessions, self._feed = db, packs, sessions, feed
         self._numbers, self._host = numbers, host
+        # What to do about a filesystem that is a fork and not copied yet: see `Forks.when_copied`.
+        self.when_copied: WhenCopied = lambda fs, call: call()
         self.make_checkpoint: MakeCheckpoint | None = None
 
     def commit(self, fs: FsRef, commit: Commit, who: Grant) -> CommitAnswer:
@@ -116,7 +124,7 @@ class Commits:
         with self._packs.landing(fs.name, work.prepared):
             while True:
                 try:
-                    answer, moved = self._db.write(run)
+                    answer, moved = self.when_copied(fs, lambda: self._db.write(run))
                     break
                 except NeedFold as need:
                     folding.fold(need.parts)
@@ -298,7 +306,7 @@ class Commits:
             moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
             return state.seq + 1 if moved else state.seq, result, moved
 
-        seq, result, moved = self._db.write(run)
+        seq, result, moved = self.when_copied(fs, lambda: self._db.write(run))
         if moved:
             self._feed.wake(fs.id, seq)
         return seq, result
@@ -375,8 +383,8 @@ class _Folding:
 
 
 def lock(tx: Tx, fs: FsRef, who: Grant | None = None) -> FsState:
-    """`access.hold`, with names."""
-    return FsState(*hold(tx, fs, who))
+    """`access.hold_tree`, with names."""
+    return FsState(*hold_tree(tx, fs, who))
 
 
 def beyond(named: Named, lengths: dict[bytes, int]) -> dict[int, Outcome]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fsd.blobs.store import BlobStore
@@ -24,6 +24,7 @@ from fsd.service.text import DISPLAY_NAME_MAX, check_labels, check_line, new_id
 from fsd.service.tokens import Tokens
 
 Page = list[dict[str, Any]]
+Release = Callable[[Tx, FsRef, bool], list[str]]  # `Forks.release`
 _CHUNK: Final = 2000
 _COLUMNS: Final = "id, name, display_name, labels, status, created, seq, storage_bytes, file_count"
 # What belongs to a filesystem and how a bounded part of it is found; `counter` and `idempotency` do not.
@@ -50,6 +51,7 @@ _ROWS: Final = (
     ("transcript", "fs, thread", "fs = ?"),
     ("instance", "fs, key", "fs = ?"),
     ("lease_terms", "fs", "fs = ?"),
+    ("fork", "fs", "fs = ?"),
     ("pin", "id", "fs = ?"),
     ("barrier", "id", "fs = ?"),
     ("blob", "fs, hash", "fs = ?"),
@@ -61,8 +63,9 @@ _ROWS: Final = (
 class FileSystems:
     """All methods from any thread."""
 
-    def __init__(self, db: Database, store: BlobStore, tokens: Tokens, host: Host) -> None:
+    def __init__(self, db: Database, store: BlobStore, tokens: Tokens, host: Host, release: Release) -> None:
         self._db = db
+        self._release = release
         self._store = store
         self._tokens = tokens
         self._host = host
@@ -163,12 +166,13 @@ class FileSystems:
         failed = any(one["status"] != "ok" for one in checks)
         return {"file_system_id": fs.name, "status": "failed" if failed else "ok", "checks": checks}
 
-    def delete(self, tx: Tx, name: str) -> dict[str, Any]:
-        """Mark it; raises `NotFound`."""
+    def delete(self, tx: Tx, name: str, *, cascade: bool = False) -> dict[str, Any]:
+        """Mark it, with `cascade` the forks that read its files too. Raises `NotFound`; `Conflict` while there
+        are such forks."""
         fs = self.find(tx, name)
-        tx.lock_fs(fs.id)
+        forks = self._release(tx, fs, cascade)
         tx.execute("UPDATE fs SET status = 'deleting' WHERE id = ?", (fs.id,))
-        return {"file_system_id": name, "status": "deleting"}
+        return {"file_system_id": name, "status": "deleting", "forks_deleted": forks}
 
     def collect(self) -> int:
         """Remove one bounded part of what deleted filesystems left; 0 when nothing is left to do."""

@@ -16,6 +16,7 @@ from fsd.model.errors import IntegrityError, UsageError
 from fsd.service.commit import Commits, Numbers
 from fsd.service.feed import Feed
 from fsd.service.filesystems import FileSystems
+from fsd.service.forks import Forks
 from fsd.service.idempotency import Idempotency
 from fsd.service.journals import Journals
 from fsd.service.namespace import Namespace
@@ -55,6 +56,7 @@ class Service:
     sessions: Sessions
     feed: Feed
     filesystems: FileSystems
+    forks: Forks
     tokens: Tokens
     journals: Journals
     idempotency: Idempotency
@@ -87,6 +89,8 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
     packs, sessions, feed = Packs(db, store, host), Sessions(db, host), Feed(db, host)
     tokens = Tokens(db, host)
     commits = Commits(db, packs, sessions, feed, Numbers(own), host)
+    forks = Forks(db, packs, tokens, host)
+    commits.when_copied = forks.when_copied
     return Service(
         db=db,
         store=store,
@@ -95,7 +99,8 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         namespace=Namespace(db),
         sessions=sessions,
         feed=feed,
-        filesystems=FileSystems(db, store, tokens, host),
+        filesystems=FileSystems(db, store, tokens, host, forks.release),
+        forks=forks,
         tokens=tokens,
         journals=Journals(db, host),
         idempotency=Idempotency(db, host),

@@ -13,8 +13,7 @@ from typing import Final
 from fsd.meta.database import Tx
 from fsd.model import blocks
 from fsd.model.errors import NotFound
-from fsd.service.access import FsRef
-from fsd.service.commit import lock
+from fsd.service.access import FsRef, hold
 from fsd.service.packs import Packs
 
 # W of namespace.md section 2, query 4; the unary + keeps the planners on the index of dead rows.
@@ -24,19 +23,24 @@ _LAST: Final = 140_737_488_355_326
 
 def pin(tx: Tx, fs: FsRef, kind: str, ref: str, expires: int | None = None) -> tuple[int, int]:
     """Pin the head: the pin's number and the seq. Raises `NotFound`."""
-    state = lock(tx, fs)
+    seq, _ = hold(tx, fs)
+    return add_pin(tx, fs, seq, kind, ref, expires), seq
+
+
+def add_pin(tx: Tx, fs: FsRef, seq: int, kind: str, ref: str, expires: int | None = None) -> int:
+    """Pin `seq`, which the caller, under the filesystem's lock, found to be the head or pinned already."""
     row = tx.one(
         "INSERT INTO pin (fs, seq, kind, ref, expires) VALUES (?,?,?,?,?) RETURNING id",
-        (fs.id, state.seq, kind, ref, expires),
+        (fs.id, seq, kind, ref, expires),
     )
     assert row is not None, "INSERT … RETURNING gives a row"
-    tx.execute("UPDATE fs SET pinned=? WHERE id=?", (state.seq, fs.id))
-    return int(row[0]), state.seq
+    tx.execute("UPDATE fs SET pinned=? WHERE id=? AND pinned<?", (seq, fs.id, seq))
+    return int(row[0])
 
 
 def unpin(tx: Tx, packs: Packs, fs: FsRef, number: int) -> None:
     """Remove a pin and what only it could see. Raises `NotFound`."""
-    lock(tx, fs)
+    hold(tx, fs)
     row = tx.one("SELECT seq FROM pin WHERE id=? AND fs=?", (number, fs.id))
     if row is None:
         raise NotFound(f"no pin {number} in {fs.name}")

@@ -32,14 +32,26 @@ class State(NamedTuple):
 
 def state_of(tx: Tx, fs: FsRef, at: At | None = None) -> State:
     """The state that `at` names, None the live one. Raises `NotFound`, with the reason."""
-    row = tx.one("SELECT seq FROM fs WHERE id=? AND status='active'", (fs.id,))
+    row = tx.one("SELECT seq, copied FROM fs WHERE id=? AND status='active'", (fs.id,))
     if row is None:
         raise no_file_system(fs.name)
     head = int(row[0])
+    rows_of = fs.id if row[1] else source(tx, fs.id)
     if at is None:
-        return State(fs.id, None, head)
+        return State(rows_of, None if row[1] else head, head)
     seq = _seq(tx, fs, at, head)
-    return State(fs.id, seq, seq)
+    return State(rows_of, seq, seq)
+
+
+def source(tx: Tx, fs: int) -> int:
+    """Whose rows show the tree of a filesystem: its own, unless it is a fork that is not copied yet. Those of
+    its origin then, at the seq that is both its origin's and its own; and so on along forks of forks, whose
+    seq is the same all the way, since nobody can have written to what is not copied."""
+    while True:
+        row = tx.one("SELECT copied, origin_fs FROM fs WHERE id=?", (fs,))
+        if row is None or row[0]:
+            return fs  # None: deleted meanwhile, nothing is found of it
+        fs = int(row[1])
 
 
 def is_pinned(tx: Tx, fs: int, seq: int) -> bool:
