@@ -29,7 +29,7 @@ _ARTIFACT_KEY: Final = re.compile("sandbox-artifacts/sha256/[0-9a-f]{64}")
 
 
 class Writer(NamedTuple):
-    """Who says to hold a thread's lease. `fence` is 0 and `token` empty where they were none: never current."""
+    """Who says to hold a thread's lease. Where token or fence are none, `token` is empty or `fence` 0."""
 
     thread: str
     token: str
