@@ -339,6 +339,36 @@ class InvalidBlob(CheckpointError):
     status = 422
 
 
+class UnsupportedEntry(CheckpointError):
+    """A capture or a restore met something a manifest cannot hold (a device, a socket, a link that leaves)."""
+
+    code = "SANDBOX_SNAPSHOT_UNSUPPORTED_ENTRY"
+    status = 422
+    default_hint = "leave it out with --exclude, or remove it"
+
+
+class InvalidPath(CheckpointError):
+    """A path that no manifest may hold, or that a restore must not touch."""
+
+    code = "SANDBOX_SNAPSHOT_INVALID_PATH"
+    status = 422
+
+
+class InvalidWorkspace(CheckpointError):
+    """The local directory is none, cannot be read, or changes faster than it can be read."""
+
+    code = "SANDBOX_SNAPSHOT_INVALID_WORKSPACE"
+    status = 422
+
+
+class MissingBlob(CheckpointError):
+    """A manifest names content that is not stored."""
+
+    code = "SANDBOX_SNAPSHOT_MISSING_BLOB"
+    status = 404
+    exit_code = 5
+
+
 class InvalidRange(CheckpointError):
     """A number is outside of its range (JavaScript's RangeError)."""
 

@@ -171,3 +171,14 @@ FORK_WAIT: Final = 20.0  # a write to a fork waits so long for its copy, then is
 FORK_LEASE: Final = 10.0  # after so long without a chunk another process goes on
 FORK_ALIASES_MAX: Final = 16  # forks of forks none of which is copied yet
 FORK_CHAIN_MAX: Final = 1000  # origins shown, and forks taken along by a deletion
+
+# Capture and restore of a local directory.
+CAPTURE_ENTRIES_MAX: Final = 400_000  # an append's body holds about so many
+CAPTURE_DEPTH_MAX: Final = 200  # directories inside one another; each is open while it is walked
+CAPTURE_TRIES: Final = 3  # of reading a file that changes meanwhile
+CAPTURE_SPOOL: Final = 8 * MIB  # of one file in memory, the rest in a temporary file
+PATTERNS_MAX: Final = 1000
+PATTERN_BYTES_MAX: Final = 4096
+SECRETS_MAX: Final = 1000
+SECRET_LEAST: Final = 4  # bytes: a shorter one would zero what is none
+SECRET_BYTES_MAX: Final = 64 * KIB
