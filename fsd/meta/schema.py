@@ -401,7 +401,7 @@ CREATE INDEX fork_copy ON fork (fs) WHERE origin_pin IS NOT NULL;
 
 _NATIVE: Final = """
 CREATE INDEX checkpoint_order ON checkpoint (fs, num);
-CREATE INDEX pin_expires ON pin (expires) WHERE expires IS NOT NULL;
+CREATE INDEX checkpoint_expires ON checkpoint (expires) WHERE expires IS NOT NULL;
 CREATE INDEX pin_kind ON pin (fs, kind, seq);
 CREATE TABLE barrier (                 -- a mount is asked to place a barrier for a checkpoint from outside
     id {KEY},
@@ -463,12 +463,12 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("blob", "blob_pack", "10000000 20"),
     ("change", "change", "10000000 100000 1"),
     ("pin", "pin_seq", "10000 100 1"),
-    ("pin", "pin_expires", "10000 1"),
     ("pin", "pin_kind", "10000 100 50 1"),
     ("thread", "thread", "1000000 10000 1"),
     ("checkpoint", "checkpoint_key", "1000000 10000 1"),
     ("checkpoint", "checkpoint_thread", "1000000 10000 100"),
     ("checkpoint", "checkpoint_order", "1000000 10000 1"),
+    ("checkpoint", "checkpoint_expires", "1000 1"),
     ("barrier", "barrier_session", "1000 100 1"),
     ("named", "named", "10000000 1000000 20 1"),
     ("named", "named_checkpoint", "10000000 10000"),
