@@ -340,7 +340,7 @@ class InvalidBlob(CheckpointError):
 
 
 class UnsupportedEntry(CheckpointError):
-    """A capture or a restore met something a manifest cannot hold (a device, a socket, a link that leaves)."""
+    """A capture or restore met what a manifest cannot hold: a device, a socket, a link that leaves."""
 
     code = "SANDBOX_SNAPSHOT_UNSUPPORTED_ENTRY"
     status = 422
@@ -359,14 +359,6 @@ class InvalidWorkspace(CheckpointError):
 
     code = "SANDBOX_SNAPSHOT_INVALID_WORKSPACE"
     status = 422
-
-
-class MissingBlob(CheckpointError):
-    """A manifest names content that is not stored."""
-
-    code = "SANDBOX_SNAPSHOT_MISSING_BLOB"
-    status = 404
-    exit_code = 5
 
 
 class InvalidRange(CheckpointError):
