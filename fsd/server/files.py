@@ -6,7 +6,6 @@ a GET is read ahead by one piece. A body that ends early changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fnmatch
 import hashlib
@@ -15,14 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
-from fsd.model.errors import Conflict, InternalError, PosixError, Unavailable, UsageError
-from fsd.model.limits import BODY_IDLE, FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
+from fsd.model.errors import Conflict, InternalError, PosixError, UsageError
+from fsd.model.limits import FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
 from fsd.server import actions
 from fsd.server.actions import ID_MAX, TIME_MAX, change
@@ -39,6 +37,7 @@ from fsd.server.context import (
     to_answer,
 )
 from fsd.server.route import RouteDef, route
+from fsd.server.streaming import HAND_OVER, PiecesResponse, receive
 from fsd.server.tree_json import (
     AT_NAMES,
     KIND_NAMES,
@@ -65,7 +64,6 @@ from fsd.service.tree import Place, resolve, walk
 from fsd.service.upload import Folded, FoldNeeded, Reading, Uploaded, Uploading, fold
 
 ONE: Final = "/v1/file-systems/{id}"
-HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes them
 CHECK_FIRST: Final = 4 * MIB  # of a body larger than this, path and conditions are checked before it is read
 NOTHING: Final = Uploaded(0, (), None)
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
@@ -133,57 +131,23 @@ async def get_file(request: Request) -> Response:
         attr, asked, reading = ctx.service.db.read(read)
         return _Opened(attr, asked or (0, attr.size), asked is not None, reading, reading.next_piece())
 
-    return _FileResponse(ctx, await ctx.run(work))
+    return _file_response(ctx, await ctx.run(work))
 
 
-class _FileResponse(Response):
-    """Sends an opened file while the next piece is being read. An error in the middle cuts the answer off,
-    which its length then shows."""
-
-    def __init__(self, ctx: Context, opened: _Opened) -> None:
-        first, end = opened.span
-        headers = {
-            "Content-Length": str(end - first),
-            "ETag": f'"{revision_of(opened.attr)}"',
-            "X-Fsd-Size": str(opened.attr.size),
-            "Accept-Ranges": "bytes",
-        }
-        if opened.partial:
-            span = f"{first}-{end - 1}" if end > first else "*"
-            headers["Content-Range"] = f"bytes {span}/{opened.attr.size}"
-        super().__init__(None, 206 if opened.partial else 200, headers, "application/octet-stream")
-        self._ctx, self._opened = ctx, opened
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body", "body": b""})
-            return
-        left = asyncio.ensure_future(_gone(receive))
-        try:
-            await self._body(send, left)
-        finally:
-            left.cancel()
-
-    async def _body(self, send: Send, left: asyncio.Future[None]) -> None:
-        piece = self._opened.first
-        while piece and not left.done():  # the server drops what is sent to a client that went away
-            following = asyncio.ensure_future(self._ctx.run(self._opened.reading.next_piece))
-            try:
-                # Who takes nothing of the answer any more must not hold its pieces for ever.
-                async with asyncio.timeout(BODY_IDLE):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except TimeoutError as exc:
-                raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
-            finally:
-                piece = await following
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _gone(receive: Receive) -> None:
-    """Returns when the client has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        continue
+def _file_response(ctx: Context, opened: _Opened) -> Response:
+    """Sends an opened file while the next piece is being read."""
+    first, end = opened.span
+    headers = {
+        "Content-Length": str(end - first),
+        "ETag": f'"{revision_of(opened.attr)}"',
+        "X-Fsd-Size": str(opened.attr.size),
+        "Accept-Ranges": "bytes",
+    }
+    if opened.partial:
+        span = f"{first}-{end - 1}" if end > first else "*"
+        headers["Content-Range"] = f"bytes {span}/{opened.attr.size}"
+    status = 206 if opened.partial else 200
+    return PiecesResponse(ctx, opened.first, opened.reading.next_piece, status, headers)
 
 
 async def list_directory(request: Request) -> Response:
@@ -315,7 +279,7 @@ async def _store(
 ) -> Response:
     """Receive the body and name it. `size` is what the caller said it has."""
     uploading = Uploading(ctx.service.packs, fs)
-    received = await _receive(ctx, request, uploading)
+    received = await receive(ctx, request, uploading.add)
     declared = declared_length(request, FILE_MAX)
     for said in (size, declared):
         if said is not None and received != said:
@@ -370,32 +334,6 @@ def _number(request: Request, name: str, high: int) -> int | None:
     if not _WHOLE.fullmatch(text) or not -high <= int(text) <= high:
         raise UsageError(f"{name} is a whole number of at most {high}")
     return int(text)
-
-
-async def _receive(ctx: Context, request: Request, uploading: Uploading) -> int:
-    """Pass the body on to `uploading` on worker threads; how many bytes there were."""
-    stream = request.stream()
-    pieces: list[bytes] = []
-    held = total = 0
-    while True:
-        try:
-            async with asyncio.timeout(BODY_IDLE):
-                piece = await anext(stream)
-        except StopAsyncIteration:
-            break
-        except TimeoutError as exc:
-            raise Unavailable(f"no byte of the body for {BODY_IDLE:.0f} s") from exc
-        except ClientDisconnect as exc:
-            raise UsageError("the body was cut off; nothing was changed") from exc
-        pieces.append(piece)
-        held += len(piece)
-        total += len(piece)
-        if held >= HAND_OVER:
-            batch, pieces, held = pieces, [], 0
-            await ctx.run(lambda batch=batch: uploading.add(batch))  # type: ignore[misc]
-    if pieces:
-        await ctx.run(lambda: uploading.add(pieces))
-    return total
 
 
 def _finish_put(

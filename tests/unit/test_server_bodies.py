@@ -12,7 +12,7 @@ from starlette.requests import Request
 from fsd.model.attrs import Attr
 from fsd.model.errors import Unavailable
 from fsd.model.limits import JSON_BODY_MAX, KIB
-from fsd.server import context, files
+from fsd.server import context, files, streaming
 from fsd.server.context import hold_large, read_body, read_json, release_large
 
 FILE = Attr(5, 0o100644, 1, 0, 0, 8, 0, 0, 0, 0, None, 0, None, None, 1, 0, 1)
@@ -91,7 +91,7 @@ def test_large_bodies_wait_for_a_slot_unread(length: int | None) -> None:
 
 
 def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BODY_IDLE", 0.05)
+    monkeypatch.setattr(streaming, "BODY_IDLE", 0.05)
     pieces = [b"5678"]
 
     class Pool:
@@ -109,7 +109,7 @@ def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     async def scene() -> None:
         reading = SimpleNamespace(next_piece=lambda: pieces.pop() if pieces else b"")
         opened = files._Opened(FILE, (0, 8), False, reading, b"1234")  # type: ignore[arg-type]
-        answer = files._FileResponse(Pool(), opened)  # type: ignore[arg-type]
+        answer = files._file_response(Pool(), opened)  # type: ignore[arg-type]
         with pytest.raises(Unavailable, match="taken"):
             await asyncio.wait_for(answer({"method": "GET"}, receive, send), 20)  # type: ignore[arg-type]
 
@@ -123,8 +123,8 @@ def test_a_head_reads_nothing_of_the_file() -> None:
         sent.append(message)
 
     async def scene() -> None:
-        opened = files._Opened(FILE, (0, 8), False, None, b"1234")  # type: ignore[arg-type]
-        answer = files._FileResponse(None, opened)  # type: ignore[arg-type]
+        opened = files._Opened(FILE, (0, 8), False, SimpleNamespace(next_piece=None), b"1234")  # type: ignore[arg-type]
+        answer = files._file_response(None, opened)  # type: ignore[arg-type]
         await answer({"method": "HEAD"}, None, send)  # type: ignore[arg-type]
 
     asyncio.run(scene())

@@ -1,0 +1,94 @@
+"""Bodies that stream: what is received is passed on as it arrives, what is sent is read one piece ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fsd.model.errors import Unavailable, UsageError
+from fsd.model.limits import BODY_IDLE, MIB
+from fsd.server.context import Context
+
+HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes them
+
+
+async def receive(ctx: Context, request: Request, take: Callable[[list[bytes]], None]) -> int:
+    """Pass the body on to `take` on worker threads; how many bytes there were."""
+    stream = request.stream()
+    pieces: list[bytes] = []
+    held = total = 0
+    while True:
+        try:
+            async with asyncio.timeout(BODY_IDLE):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            break
+        except TimeoutError as exc:
+            raise Unavailable(f"no byte of the body for {BODY_IDLE:.0f} s") from exc
+        except ClientDisconnect as exc:
+            raise UsageError("the body was cut off; nothing was changed") from exc
+        pieces.append(piece)
+        held += len(piece)
+        total += len(piece)
+        if held >= HAND_OVER:
+            batch, pieces, held = pieces, [], 0
+            await ctx.run(lambda batch=batch: take(batch))  # type: ignore[misc]
+    if pieces:
+        await ctx.run(lambda: take(pieces))
+    return total
+
+
+class PiecesResponse(Response):
+    """Sends `first`, then what `next_piece` (blocks, on a worker thread) gives until it is empty. An error in
+    the middle cuts the answer off: its length, or the missing end of a chunked one, shows that."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        first: bytes,
+        next_piece: Callable[[], bytes],
+        status: int,
+        headers: Mapping[str, str],
+        media_type: str = "application/octet-stream",
+    ) -> None:
+        super().__init__(None, status, dict(headers), media_type)
+        # Starlette gives an answer without a body the length 0.
+        if "content-length" not in {name.lower() for name in headers}:
+            del self.headers["content-length"]
+        self._ctx, self._first, self._next = ctx, first, next_piece
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
+        left = asyncio.ensure_future(_gone(receive))
+        try:
+            await self._body(send, left)
+        finally:
+            left.cancel()
+
+    async def _body(self, send: Send, left: asyncio.Future[None]) -> None:
+        piece = self._first
+        while piece and not left.done():  # the server drops what is sent to a client that went away
+            following = asyncio.ensure_future(self._ctx.run(self._next))
+            try:
+                # Who takes nothing of the answer any more must not hold its pieces for ever.
+                async with asyncio.timeout(BODY_IDLE):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except TimeoutError as exc:
+                raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
+            finally:
+                piece = await following
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
