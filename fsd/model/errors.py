@@ -217,6 +217,26 @@ class Busy(FsdError):
     exit_code = 7
 
 
+class LeaseHeld(Busy):
+    """Somebody else holds the lease that this needs. The message names the holder; `details.holder` too."""
+
+    code = "lease_held"
+    errno = _errno.EROFS
+    default_hint = "wait until it is released or has expired (`--wait`), or stop the holder"
+
+
+class LeaseLost(FsdError):
+    """The lease this was done under has expired and somebody else took it."""
+
+    code = "lease_lost"
+    status = 409
+    exit_code = 6
+    default_hint = (
+        "nothing is lost: `fsd recover` with --as-conflicts sends it by the rules for all, with --export DIR "
+        "it takes it out"
+    )
+
+
 class Unsupported(FsdError):
     """Known, but not possible here; the message says why."""
 

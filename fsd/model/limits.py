@@ -164,6 +164,15 @@ REPACK_INLINE: Final = 64  # so many inline packs are gathered although they are
 REPACK_WORTH: Final = MIB  # or so many bytes in inline packs
 VACUUM_PAGES: Final = 2000  # pages one step of a vacuum gives back
 
+# Leases, and the record of conflicts.
+LEASE_TTL: Final = 30.0  # of a lease that is not renewed any more
+LEASE_TTL_MIN: Final = 1.0
+LEASE_TTL_MAX: Final = 24 * 3600.0
+LEASES_MAX: Final = 1000  # of a filesystem at the same time
+LEASE_KEEP: Final = 30 * 24 * 3600.0  # how long it is remembered who took a lost one
+LOCK_PATH_MAX: Final = 4096
+CONFLICTS_MAX: Final = 100_000  # remembered of a filesystem; then the oldest are forgotten, their copies stay
+
 # Forks and merges.
 FORK_CHUNK: Final = 2000  # rows copied in one transaction
 FORK_STEP: Final = 0.2  # seconds one round of the background copies

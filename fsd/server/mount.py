@@ -47,6 +47,7 @@ from fsd.server.context import (
     string,
     to_answer,
 )
+from fsd.server.leases import read_exclusive
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
 from fsd.server.tree_json import at_of
@@ -73,7 +74,7 @@ async def start_session(request: Request) -> Response:
     ctx = context(request)
     fs, who = await ctx.who(request)
     body, raw = await read_json(request)
-    only(body, "mount_id", "host", "path", "remote_path", "read_only", "version")
+    only(body, "mount_id", "host", "path", "remote_path", "read_only", "version", "exclusive")
     texts = {name: string(body, name) for name in ("mount_id", "host", "path", "remote_path", "version")}
     if not texts["mount_id"]:
         raise UsageError("mount_id is missing")
@@ -86,13 +87,24 @@ async def start_session(request: Request) -> Response:
         version=texts["version"] or "",
     )
 
+    exclusive = read_exclusive(body.get("exclusive"), info.remote_path)
     call = idempotent_call(request, who.token_id, raw)
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
-        return to_answer(_started(service.sessions.begin(tx, fs, info, who)), 201)
+        made = service.sessions.begin(tx, fs, info, who)
+        lease = None
+        if exclusive is not None:
+            lease = service.leases.take(tx, fs, made.session, info.host, info.path, exclusive)
+        return to_answer({**_started(made), "fence": lease.fence if lease is not None else 0}, 201)
 
-    return send(await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))))
+    def work() -> Answer:
+        answer = service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+        if exclusive is not None:
+            service.leases.announced(fs)
+        return answer
+
+    return send(await ctx.run(work))
 
 
 async def end_session(request: Request) -> Response:
@@ -190,6 +202,7 @@ async def changes(request: Request) -> Response:
     fs, _ = await ctx.who(request)
     after = query_int(request, "after", 0, 0, _SEQ_MAX)
     session = query_int(request, "session", 0, 0, _SESSION_MAX)
+    root = query_int(request, "root", 0, 0, _COUNT_MAX)
     wait = query_seconds(request, "wait", FEED_WAIT_MAX)
     subject = ("fs", fs.id)
     event = ctx.waiters.register(subject)
@@ -197,7 +210,7 @@ async def changes(request: Request) -> Response:
 
     def look() -> FeedPage:
         ctx.authenticate(request)
-        return ctx.service.feed.read(fs, after)
+        return ctx.service.feed.read(fs, after, root)
 
     try:
         if session:

@@ -77,6 +77,7 @@ _SESSION: Final = {
     "remote_path": "string",
     "read_only": "boolean",
     "version": "string",
+    "exclusive": "object",
 }
 
 _SAYS: Final[dict[tuple[str, str], Says]] = {
@@ -150,12 +151,24 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         "token", {200: "Object"}, body={"ended": "string", "pending": "array"}
     ),
     ("POST", _ID + "/sessions/{n}/report"): Says("token", {200: "Object"}, body={"pending": "array"}),
+    ("POST", _ID + "/leases"): Says(
+        "token",
+        {201: "Lease"},
+        body={"path": "string", "host": "string", "command": "string", "ttl_s": "number"},
+    ),
+    ("GET", _ID + "/leases"): Says("token", {200: "Object"}),
+    ("POST", _ID + "/leases/{fence}/renew"): Says(
+        "token", {200: "Lease"}, body={"ttl_s": "number", "session": "integer"}
+    ),
+    ("POST", _ID + "/leases/{fence}/release"): Says("token", {200: "Object"}, body={}),
     ("POST", _ID + "/commits"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("POST", _ID + "/packs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("POST", _ID + "/ns"): Says("token", {200: MEDIA_TYPE}, _AT, MEDIA_TYPE),
     ("POST", _ID + "/blobs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("GET", _ID + "/changes"): Says(
-        "token", {200: MEDIA_TYPE}, {"after": "integer", "session": "integer", "wait": "number"}
+        "token",
+        {200: MEDIA_TYPE},
+        {"after": "integer", "session": "integer", "wait": "number", "root": "integer"},
     ),
 }
 
@@ -252,6 +265,15 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "previous": "?object",
         "server_version": "string",
         "block_size": "integer",
+        "fence": "integer",
+    },
+    "Lease": {
+        "kind": "string",
+        "fence": "integer",
+        "path": "string",
+        "host": "string",
+        "since": "string",
+        "expires": "string",
     },
     "Error": {"error": "object"},
 }

@@ -47,6 +47,7 @@ from fsd.service.rules_content import NeedFold, check
 from fsd.service.sessions import TICKET, SessionRow, Sessions, pending_text
 from fsd.service.upload import assemble
 from fsd.service.view import NameKey, View
+from fsd.service.writers import Guard, guard_of, writers_of
 from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
 
@@ -174,7 +175,9 @@ class Commits:
                 False,
             )
         rules = self._rules(tx, fs, state, session, folding)
-        outcomes, done, need_full = _apply(rules, rest, {**work.refused, **refused})
+        now = self._host.wall_ns()
+        guard = guard_of(tx, fs.id, rules.view, session.writers, session.id, commit.fence, now)
+        outcomes, done, need_full = _apply(rules, rest, {**work.refused, **refused}, guard)
         moved = self._write(tx, fs, state, rules, session.id)
         next_op = done[-1].opno + 1 if done else session.next_op
         seq = state.seq + 1 if moved else state.seq
@@ -333,6 +336,7 @@ class Commits:
     def _apply_all(self, tx: Tx, fs: FsRef, view: View, ops: Sequence[Op], prepared: Prepared | None) -> None:
         """Apply every operation or raise."""
         rules = Rules(view, me=0, mount="server")
+        guard = guard_of(tx, fs.id, view, writers_of(tx, fs.id), 0, 0, self._host.wall_ns())
         if prepared is not None:
             self._packs.insert(tx, prepared)
         named, refused = examine(ops)
@@ -343,6 +347,8 @@ class Commits:
         refused.update(beyond(named, lengths))
         rules.view.prefetch(ops, {})
         for op in ops:
+            if guard is not None:
+                guard.check(rules, op)
             try:
                 outcome = refused.get(op.opno) or apply(rules, op)
             except NeedFull as exc:
@@ -457,11 +463,17 @@ def _match(
     return same, told, min(row[2] for row in found)
 
 
-def _apply(rules: Rules, ops: list[Op], refused: dict[int, Outcome]) -> tuple[list[Outcome], list[Op], int]:
+def _apply(
+    rules: Rules, ops: list[Op], refused: dict[int, Outcome], guard: Guard | None
+) -> tuple[list[Outcome], list[Op], int]:
     """Apply in order: outcomes to tell, operations done, and where a full block list is needed (or 0)."""
     rules.view.prefetch(ops, rules.redirects)
     outcomes: list[Outcome] = []
     for at, op in enumerate(ops):
+        held = None if guard is None else guard.forbids(rules, op)
+        if held is not None:
+            outcomes.append(Outcome(op.opno, REFUSED, errno.EROFS, 0, 0, b"", str(held)))
+            continue
         try:
             outcome = refused.get(op.opno) or apply(rules, op)
         except NeedFull as need:

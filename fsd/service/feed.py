@@ -18,6 +18,7 @@ from fsd.meta.database import Database, Tx
 from fsd.model.limits import FEED_PAGE_MAX, FEED_WAIT_MAX, MIB
 from fsd.service.access import FsRef, no_file_system
 from fsd.service.view import NameKey
+from fsd.service.writers import seen
 from fsd.wire.messages import Change, FeedPage
 
 KEEP_ROWS: Final = 100_000
@@ -67,11 +68,11 @@ class Feed:
             raise no_file_system(fs.name)
         return int(row[0])
 
-    def page(self, fs: FsRef, after: int, wait: float = 0.0) -> FeedPage:
-        """Changes behind `after`; waits up to `wait` seconds while there are none. Blocks its thread."""
+    def page(self, fs: FsRef, after: int, wait: float = 0.0, root: int = 0) -> FeedPage:
+        """As `read`; waits up to `wait` seconds while there are no changes. Blocks its thread."""
         deadline = self._host.monotonic() + min(wait, FEED_WAIT_MAX)
         while True:
-            page = self.read(fs, after)
+            page = self.read(fs, after, root)
             left = deadline - self._host.monotonic()
             if page.changes or page.reset or left <= 0:
                 return page
@@ -79,9 +80,14 @@ class Feed:
                 if self._heads.get(fs.id, 0) <= after:
                     self._changed.wait(min(left, RECHECK))
 
-    def read(self, fs: FsRef, after: int) -> FeedPage:
-        """Changes behind `after` as they are now; never waits."""
-        return self._db.read(lambda tx: _read(tx, fs, after))
+    def read(self, fs: FsRef, after: int, root: int = 0) -> FeedPage:
+        """Changes behind `after` as they are now; never waits. `root`: the directory the reader mounts."""
+
+        def look(tx: Tx) -> FeedPage:
+            page, writers = _read(tx, fs, after)
+            return page._replace(leases=seen(tx, fs.id, self._host.wall_ns(), root)) if writers else page
+
+        return self._db.read(look)
 
     def append(self, tx: Tx, fs: int, seq: int, session: int, inos: list[int], names: list[NameKey]) -> None:
         """The change row of commit `seq`; now and then the oldest rows go."""
@@ -108,11 +114,15 @@ class Feed:
         tx.execute("DELETE FROM gone WHERE fs=? AND seq<=?", (fs, last))
 
 
-def _read(tx: Tx, fs: FsRef, after: int) -> FeedPage:
-    row = tx.one("SELECT seq FROM fs WHERE id=? AND status='active'", (fs.id,))
+def _read(tx: Tx, fs: FsRef, after: int) -> tuple[FeedPage, int]:
+    """The page without leases, and how many writer leases there may be."""
+    row = tx.one("SELECT seq, writers FROM fs WHERE id=? AND status='active'", (fs.id,))
     if row is None:
         raise no_file_system(fs.name)
-    head = int(row[0])
+    return _changes(tx, fs, after, int(row[0])), int(row[1])
+
+
+def _changes(tx: Tx, fs: FsRef, after: int, head: int) -> FeedPage:
     if after == head:
         return FeedPage(head, (), False)
     oldest = tx.one("SELECT min(seq) FROM change WHERE fs=?", (fs.id,))

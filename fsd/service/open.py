@@ -19,6 +19,7 @@ from fsd.service.filesystems import FileSystems
 from fsd.service.forks import Forks
 from fsd.service.idempotency import Idempotency
 from fsd.service.journals import Journals
+from fsd.service.leases import Leases
 from fsd.service.namespace import Namespace
 from fsd.service.packs import Packs
 from fsd.service.paths import Paths
@@ -59,6 +60,7 @@ class Service:
     forks: Forks
     tokens: Tokens
     journals: Journals
+    leases: Leases
     idempotency: Idempotency
     paths: Paths
     retention: Retention
@@ -103,6 +105,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         forks=forks,
         tokens=tokens,
         journals=Journals(db, host),
+        leases=Leases(db, feed, host),
         idempotency=Idempotency(db, host),
         paths=Paths(host, commits.direct, commits.new_ino),
         retention=retention,

@@ -63,6 +63,7 @@ class SessionRow:
     prev_ticket: bytes
     prev_digest: bytes
     prev_answer: bytes
+    writers: int  # fs.writers, read along: 0 spares the commit a question about leases
 
 
 class Sessions:
@@ -150,8 +151,8 @@ class Sessions:
     def load(self, tx: Tx, fs: FsRef, session: int) -> SessionRow:
         """The session for a commit. Raises `SessionUnknown`."""
         row = tx.one(
-            "SELECT id, host, remote_path, next_op, ticket, prev_ticket, prev_digest, prev_answer "
-            "FROM session WHERE id=? AND fs=?",
+            "SELECT id, host, remote_path, next_op, ticket, prev_ticket, prev_digest, prev_answer, "
+            "(SELECT writers FROM fs WHERE fs.id=session.fs) FROM session WHERE id=? AND fs=?",
             (session, fs.id),
         )
         if row is None:

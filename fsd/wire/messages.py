@@ -39,7 +39,8 @@ class Commit(NamedTuple):
     encoded operations; `digest` SHA-256 over it. `pending` is (operations, files, bytes) left behind it, for
     the server's record of the session. `blobs` travel in the same body, at most COMMIT_BLOBS_MAX.
     `checkpoint` asks for one of the state after it: the fields of POST …/checkpoints, and `partial`, which
-    allows it though operations were refused. It is made in the same transaction, if all were done."""
+    allows it though operations were refused. It is made in the same transaction, if all were done. `fence`:
+    that of the writer lease the operations were made under, 0: under none."""
 
     session: int
     ticket: bytes
@@ -48,6 +49,7 @@ class Commit(NamedTuple):
     pending: tuple[int, int, int]
     blobs: list[Blob]
     checkpoint: dict[str, Any] | None = None
+    fence: int = 0
 
     @property
     def ops(self) -> list[Op]:
@@ -61,9 +63,10 @@ def make_commit(
     pending: tuple[int, int, int],
     blobs: list[Blob],
     checkpoint: dict[str, Any] | None = None,
+    fence: int = 0,
 ) -> Commit:
     raw = encode_all(ops)
-    return Commit(session, ticket, raw, hashlib.sha256(raw).digest(), pending, blobs, checkpoint)
+    return Commit(session, ticket, raw, hashlib.sha256(raw).digest(), pending, blobs, checkpoint, fence)
 
 
 def commit_pieces(commit: Commit) -> list[bytes]:
@@ -78,6 +81,8 @@ def commit_pieces(commit: Commit) -> list[bytes]:
     }
     if commit.checkpoint is not None:
         header["checkpoint"] = commit.checkpoint
+    if commit.fence:
+        header["fence"] = commit.fence
     return pack_pieces(header, commit.blobs)
 
 
@@ -105,6 +110,7 @@ def read_commit(body: bytes) -> Commit:
             (operations, files, size),
             blobs,
             _asked(header.get("checkpoint")),
+            _count(header.get("fence", 0)),
         )
         version = header["v"]
     except (KeyError, TypeError, ValueError) as exc:
@@ -219,22 +225,40 @@ class Change(NamedTuple):
     names: tuple[tuple[int, bytes], ...]
 
 
+class LeaseSeen(NamedTuple):
+    """A writer lease as the change feed tells it. `ino` is the top of its subtree, `session` whose it is,
+    `told` says so to people. `above`: the reader's whole mount lies in that subtree."""
+
+    fence: int
+    ino: int
+    session: int
+    told: str
+    above: bool
+
+
 class FeedPage(NamedTuple):
     """`head` is the filesystem's seq when read. `reset`: the reader is too far behind; it forgets what it
-    knows and continues from `head`."""
+    knows and continues from `head`. `leases`: the writer leases that bind now, all of them."""
 
     head: int
     changes: tuple[Change, ...]
     reset: bool
+    leases: tuple[LeaseSeen, ...] = ()
 
     def encode(self) -> bytes:
-        return packb(self)
+        # Three fields where nobody is exclusive, which is nearly always.
+        return packb(self if self.leases else self[:3])
 
 
 def read_feed(raw: bytes) -> FeedPage:
     """A received feed page; raises `Unavailable`."""
     try:
-        head, changes, reset = msgpack.unpackb(raw, raw=False, use_list=False)
-        return FeedPage(_exact(head, int), tuple(Change._make(c) for c in changes), _exact(reset, bool))
+        head, changes, reset, *more = msgpack.unpackb(raw, raw=False, use_list=False)
+        return FeedPage(
+            _exact(head, int),
+            tuple(Change._make(c) for c in changes),
+            _exact(reset, bool),
+            tuple(LeaseSeen._make(lease) for lease in more[0]) if more else (),
+        )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("a page of the change feed is no answer (cut or changed on the way)") from exc

@@ -118,6 +118,7 @@ class Mount:
         start = bench.service.sessions.start(bench.fs, info)
         self.session, self.ticket, self.previous = start.session, start.ticket, start.previous
         self.next_op = 1
+        self.fence = 0  # of a writer lease
         self.counter = 0
         self.time = 1_700_000_000_000_000_000 + self.session
         self.queue: list[Op] = []
@@ -236,7 +237,7 @@ class Mount:
     def send(self, queue: list[Op], *, with_blobs: bool = True) -> CommitAnswer:
         """One commit as it stands; keeps nothing of the answer."""
         blobs = list(self.blobs.values()) if with_blobs else []
-        commit = make_commit(self.session, self.ticket, queue, (0, 0, 0), blobs)
+        commit = make_commit(self.session, self.ticket, queue, (0, 0, 0), blobs, fence=self.fence)
         return self.bench.service.commits.commit(self.bench.fs, commit, ADMIN_GRANT)
 
     def commit(self) -> list[Outcome]:

@@ -1,0 +1,130 @@
+"""Leases by a token: the locks of `fsd lock`, and keeping, giving up and listing leases of both kinds.
+
+A mount's writer lease comes with its session (`POST …/sessions`, `exclusive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fsd.meta.database import Tx
+from fsd.model.errors import UsageError
+from fsd.model.limits import LEASE_TTL
+from fsd.model.times import rfc3339
+from fsd.server.context import (
+    context,
+    idempotent_call,
+    json_response,
+    only,
+    read_json,
+    send,
+    string,
+    to_answer,
+    whole,
+)
+from fsd.server.route import RouteDef, route
+from fsd.server.tree_json import field_path, from_b64
+from fsd.service.idempotency import Answer
+from fsd.service.leases import Exclusive
+from fsd.service.writers import Lease
+
+ONE: Final = "/v1/file-systems/{id}"
+_NUMBER_MAX: Final = 2**62
+
+
+def read_exclusive(given: Any, remote_path: str) -> Exclusive | None:
+    """The `exclusive` of a session's start: `{ino, ttl_s?, before?: [session, ticket]}`."""
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise UsageError("exclusive is an object")
+    only(given, "ino", "ttl_s", "before")
+    ino, before, after = whole(given, "ino"), given.get("before"), None
+    if ino is None or not 1 <= ino < _NUMBER_MAX:
+        raise UsageError("exclusive.ino is the number of a directory")
+    if before is not None:
+        if not isinstance(before, list) or [type(one) for one in before] != [int, str]:
+            raise UsageError("exclusive.before is [session, ticket]")
+        after = (before[0], from_b64(before[1], "exclusive.before"))
+    return Exclusive(ino, remote_path.encode("utf-8", "replace"), _ttl(given), after)
+
+
+async def take_lock(request: Request) -> Response:
+    """Take the lock called PATH; 409 `lease_held` names who has it. A path need not exist."""
+    ctx = context(request)
+    fs, who = await ctx.who(request)
+    body, raw = await read_json(request)
+    only(body, "path", "host", "command", "ttl_s")
+    path = b"/" + b"/".join(field_path(body, "path"))
+    host, command, ttl = string(body, "host") or "", string(body, "command") or "", _ttl(body)
+    call = idempotent_call(request, who.token_id, raw)
+    service = ctx.service
+
+    def effect(tx: Tx) -> Answer:
+        return to_answer(_shown(service.leases.lock(tx, fs, path, host, command, ttl, who)), 201)
+
+    return send(await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))))
+
+
+async def list_leases(request: Request) -> Response:
+    """The leases that are held."""
+    ctx = context(request)
+    fs, _ = await ctx.who(request)
+    return json_response(
+        {"leases": [_shown(one) for one in await ctx.run(lambda: ctx.service.leases.held(fs))]}
+    )
+
+
+async def renew_lease(request: Request) -> Response:
+    """Some more time for a lease; 409 `lease_lost` when somebody else took it. May be repeated. A writer
+    lease that had expired comes back under a new fence."""
+    ctx = context(request)
+    fs, who = await ctx.who(request)
+    body, _ = await read_json(request)
+    only(body, "ttl_s", "session")
+    fence, session, ttl = _fence(request), whole(body, "session") or 0, _ttl(body)
+    lease = await ctx.run(lambda: ctx.service.leases.renew(fs, session, fence, ttl, who))
+    return json_response(_shown(lease))
+
+
+async def release_lease(request: Request) -> Response:
+    """Give a lease up. One that is not held (any more) is released already."""
+    ctx = context(request)
+    fs, who = await ctx.who(request)
+    body, _ = await read_json(request)
+    only(body)
+    fence = _fence(request)
+    await ctx.run(lambda: ctx.service.leases.release(fs, fence, who))
+    return json_response({"fence": fence, "status": "released"})
+
+
+def _fence(request: Request) -> int:
+    text = request.path_params["fence"]
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise UsageError("a lease is named by its fence, a number")
+    return int(text)
+
+
+def _ttl(body: Mapping[str, Any]) -> float:
+    value = body.get("ttl_s", LEASE_TTL)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError("ttl_s is a number of seconds")
+    return float(value)
+
+
+def _shown(lease: Lease) -> dict[str, Any]:
+    kept = {"session": lease.session} if lease.session else {}
+    return {"kind": lease.kind, **lease.holder(), **kept, "expires": rfc3339(lease.expires)}
+
+
+def routes() -> list[RouteDef]:
+    return [
+        route("POST", ONE + "/leases", take_lock),
+        route("GET", ONE + "/leases", list_leases),
+        route("POST", ONE + "/leases/{fence}/renew", renew_lease),
+        route("POST", ONE + "/leases/{fence}/release", release_lease),
+    ]
