@@ -121,6 +121,12 @@ class Calls:
         self.handles[self.last_fh] = Handle(self.last_fh, node, flags)
         return self.last_fh
 
+    def move_handles(self, node: Inode, stays: Inode) -> None:
+        """What has `node` open has `stays` open: the two are one inode."""
+        for handle in self.handles.values():
+            if handle.node is node:
+                handle.node = stays
+
     # changes -----------------------------------------------------------------------------------------
     def room(self, length: int) -> None:
         """Let a change of `length` bytes into the log, or park until there is room for it."""

@@ -40,6 +40,7 @@ from fsd.vfs.queue import Queued, touched
 from fsd.vfs.records import Ack, Cancel, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
 from fsd.vfs.resession import SessionJob, session_info, switch
+from fsd.vfs.twins import meet
 from fsd.vfs.types import FAST, Cache
 from fsd.wire.frame import Blob
 from fsd.wire.messages import Commit, CommitAnswer, make_commit
@@ -101,6 +102,7 @@ class Committer:
         self.resent = 0
         self.committed_ops = 0
         self.tell: Callable[[int, FsdError], None] = lambda ino, error: None
+        self.joined: Callable[[Inode, Inode], None] = lambda node, stays: None  # handles move
 
     # queueing ----------------------------------------------------------------------------------------
     def add(self, op: Op, *, drops: int = 0) -> None:
@@ -183,7 +185,7 @@ class Committer:
 
     def kick(self) -> None:
         """Send what is due, unless a commit is out or its retry has to wait."""
-        if self.out is not None or self.retry_at is not None or self.answer is not None:
+        if self.out is not None or self.retry_at is not None or self.answer is not None or self.core.met:
             return
         if self.forked:
             self.out = SessionJob(session_info(self.core))
@@ -397,6 +399,8 @@ class Committer:
             self.make_full(answer.need_full + core.shift)
         if switch:
             self.forked = True
+        if core.met:
+            meet(self)
         self.cutter.committed(answer.checkpoint)
         core.check_wants()
         core.trim()
@@ -573,6 +577,8 @@ class Committer:
         """The retry's time has come."""
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at = None
+            if self.core.met and not meet(self):
+                return
             if self.unlogged:
                 self.log_session()
             if self.answer is not None and self.out is None:

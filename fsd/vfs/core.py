@@ -56,6 +56,8 @@ class Core:
         self.seq = 0  # newest seq heard of
         self.feed_seq = 0  # the change feed is applied up to here
         self.surprises: set[int] = set()  # own commits of which the server made something else
+        # Pairs of inodes that turned out to be one: the second is still to be joined or set apart (`twins`).
+        self.met: list[tuple[int, int]] = []
         self.forget = False  # everything known of the server has to be asked for again
         self.root_ino = 0
         self.dirty: dict[int, None] = {}  # inodes with content the server does not have
@@ -319,7 +321,7 @@ class Core:
     def invalidate(self, ino: int, name: bytes | None = None) -> None:
         node = self.nodes.by_ino.get(ino)
         if node is not None:
-            self.invalidations.append(Invalidation(ino, name))
+            self.invalidations.extend(Invalidation(number, name) for number in self.nodes.numbers(node))
 
     def drop_unused(self) -> None:
         """Drop what the kernel forgot while its last operation was on its way. Between events only."""
@@ -330,4 +332,4 @@ class Core:
 
     def forget_if_unused(self, node: Inode) -> None:
         if self.nodes.droppable(node):
-            self.nodes.by_ino.pop(node.ino, None)
+            self.nodes.drop(node)

@@ -87,6 +87,11 @@ class Cutter:
         self.advance(core.now())
         return want
 
+    def stretch(self) -> None:
+        """What was in the cut got other numbers (`twins.apart`): what was numbered meanwhile comes along."""
+        if self.cut is not None and not self.cut.reached.finished:
+            self.cut.last = self.core.queue.held = self.core.next_op - 1
+
     def asked_with(self, batch: list[Queued]) -> dict[str, Any] | None:
         """What a commit of `batch` asks for beside: the checkpoint, when it reaches the cut."""
         cut, queue = self.cut, self.core.queue

@@ -7,6 +7,7 @@ import errno
 from fsd.model.ops import Content, Op, Outcome
 from fsd.vfs.core import Core
 from fsd.vfs.log import STATE
+from fsd.vfs.queue import touched
 
 
 def becomes(core: Core, op: Op, outcome: Outcome) -> bool:
@@ -23,21 +24,18 @@ def becomes(core: Core, op: Op, outcome: Outcome) -> bool:
     core.wire.put(op.ino, outcome.ino)
     core.record_if_room(STATE, 0, [core.state()])  # a replay finds it in the answer too
     if twin is not None and twin != op.ino and twin in core.nodes.by_ino:
-        # The one inode was in memory under both numbers: the one programs may hold open stays. So does the
-        # other while it has changes of its own or is open: its operations go to the same inode.
         core.invalidate(twin)
-        there = core.nodes.by_ino[twin]
-        if there.where is not None:
-            stale_name(core, *there.where)
-        if there.busy or there.handles:
-            there.stale = True
-        else:
-            del core.nodes.by_ino[twin]
-    _stale_names_of(core, op.ino)
+        core.met.append((op.ino, twin))
+    stale_names_of(core, op.ino)
+    for later in core.queue.of(op.ino):
+        # The server does it to a file that has another name there: the old name may still mean the other's.
+        if later.op is not None:
+            for parent, name in touched(later.op).names:
+                stale_name(core, parent, name)
     return isinstance(op, Content) and outcome.errno == errno.EEXIST
 
 
-def _stale_names_of(core: Core, ino: int) -> None:
+def stale_names_of(core: Core, ino: int) -> None:
     """Every name an inode is known under is asked for again."""
     for node in list(core.nodes.by_ino.values()):
         if node.is_dir:

@@ -39,7 +39,7 @@ class Feed:
             node = core.nodes.by_ino.get(ino)
             if node is not None and node.seen < change.seq:
                 node.stale = True
-                found.append(Invalidation(ino, None))
+                found.extend(Invalidation(number, None) for number in core.nodes.numbers(node))
         for parent, name in names:
             node = core.nodes.by_ino.get(parent)
             if node is not None and (node.complete or name in node.entries):

@@ -199,6 +199,8 @@ class FileCalls(NameCalls):
         node.size = max(node.size, end)
         node.mtime = node.ctime = time
         node.stamp += 1
+        if core.nodes.also:
+            self.changed_twin(node)
         if not node.gone and self.flusher.big(node):
             self.flusher.freeze(node)
         if handle.flags & SYNC_FLAGS and not node.gone:
@@ -237,6 +239,13 @@ class FileCalls(NameCalls):
         node.size = size
         node.mtime = node.ctime = time
         node.stamp += 1
+        if core.nodes.also:
+            self.changed_twin(node)
+
+    def changed_twin(self, node: Inode) -> None:
+        """Where the kernel has the file as two, it does not know of one what was done to the other."""
+        if node.ino in self.core.nodes.also:
+            self.core.invalidate(node.ino)
 
     def setattr(
         self,

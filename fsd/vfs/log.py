@@ -56,6 +56,7 @@ CONTENT: Final = 7  # records.Flown: a content operation with where its blobs co
 ACK: Final = 8  # records.Ack
 CANCEL: Final = 9  # records.Cancel: operations that are never sent
 DROP: Final = 10  # ino: its changes are not needed any more
+APART: Final = 11  # records.Apart: a file that turned out to be another goes on as one of its own
 
 
 class Record(NamedTuple):

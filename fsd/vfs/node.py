@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from fsd.model.attrs import Attr
@@ -151,6 +151,35 @@ class Nodes:
 
     def __init__(self) -> None:
         self.by_ino: dict[int, Inode] = {}
+        self.also: dict[int, tuple[int, ...]] = {}  # further numbers of an inode (`join`)
+
+    def join(self, node: Inode, stays: Inode) -> None:
+        """`node` is the same inode as `stays`: from now on both numbers mean `stays`."""
+        numbers = (node.ino, *self.also.pop(node.ino, ()))
+        for number in numbers:
+            self.by_ino[number] = stays
+        self.also[stays.ino] = (*self.also.get(stays.ino, ()), *numbers)
+        stays.lookups += node.lookups
+        stays.handles += node.handles
+        stays.pending += node.pending
+        self.mean(numbers, stays.ino)
+
+    def mean(self, numbers: Collection[int], ino: int) -> None:
+        """Every name of one of `numbers` means `ino`."""
+        for above in list(self.by_ino.values()):
+            if above.is_dir:
+                for name in [name for name, child in above.entries.items() if child in numbers]:
+                    above.entries[name] = ino
+
+    def drop(self, node: Inode) -> None:
+        """Forget it, under every number."""
+        self.by_ino.pop(node.ino, None)
+        for number in self.also.pop(node.ino, ()):
+            self.by_ino.pop(number, None)
+
+    def numbers(self, node: Inode) -> tuple[int, ...]:
+        """Every number the kernel may know it under."""
+        return (node.ino, *self.also.get(node.ino, ())) if self.also else (node.ino,)
 
     def get(self, ino: int) -> Inode:
         """Raises ESTALE when it is not in memory."""

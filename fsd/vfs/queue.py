@@ -35,6 +35,15 @@ def touched(op: Op) -> Touched:
     return Touched((op.ino,), ())
 
 
+def redirected(op: Op, old: int, new: int) -> Op:
+    """`op` done to the inode `new` instead of `old` (a file)."""
+    if op.ino == old:
+        op = op._replace(ino=new)
+    if isinstance(op, Rename) and op.over == old:
+        op = op._replace(over=new)
+    return op
+
+
 @dataclass(slots=True, eq=False)
 class Queued:
     """One operation on its way. `op` in local numbers; None while its number is only reserved for the
@@ -88,6 +97,16 @@ class CommitQueue:
                 if not left:
                     del self._by_ino[ino]
         return queued
+
+    def redirect(self, old: int, new: int) -> None:
+        """What is queued for inode `old` is done to `new`."""
+        for opno in self._by_ino.pop(old, ()):
+            queued = self._ops[opno]
+            if queued.op is not None:
+                queued.op = redirected(queued.op, old, new)
+            self._by_ino.setdefault(new, {})[opno] = None
+        if new in self._by_ino:
+            self._by_ino[new] = dict.fromkeys(sorted(self._by_ino[new]))
 
     def get(self, opno: int) -> Queued | None:
         return self._ops.get(opno)

@@ -12,7 +12,7 @@ from fsd.model.blocks import decode as decode_parts
 from fsd.model.errors import FormatTooNew, IntegrityError, UsageError
 from fsd.model.limits import BLOCK
 from fsd.model.ops import Content as ContentOp
-from fsd.model.ops import Op, Outcome, decode_one
+from fsd.model.ops import Create, Op, Outcome, decode_one
 from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
@@ -97,6 +97,18 @@ class Cancel(NamedTuple):
     times: Op
 
 
+class Apart(NamedTuple):
+    """`ino` is the file `other` on the server, and both were changed here: what `ino` holds becomes a file of
+    its own, made by `create` (whose inode is `ino`, `wire` on the wire), its content operations `opnos` are
+    never sent, and what else was done to it was done to `other`."""
+
+    ino: int
+    other: int
+    opnos: tuple[int, ...]
+    create: Create
+    wire: int
+
+
 def packb(value: object) -> bytes:
     raw: bytes = msgpack.packb(value, use_bin_type=True)
     return raw
@@ -176,3 +188,11 @@ def read_ack(raw: bytes) -> Ack:
 def read_cancel(raw: bytes) -> Cancel:
     opnos, times = _load(raw)
     return Cancel(tuple(opnos), _op(times))
+
+
+def read_apart(raw: bytes) -> Apart:
+    ino, other, opnos, create, wire = _load(raw)
+    op = _op(create)
+    if not isinstance(op, Create):
+        raise IntegrityError("a file is set apart by another operation than its making")
+    return Apart(ino, other, tuple(opnos), op, wire)

@@ -28,6 +28,7 @@ from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
 from fsd.vfs.records import Flown, Reserved, result_of
 from fsd.vfs.replay import Event, Past, Replay
+from fsd.vfs.twins import apart
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS, BLOCKS
@@ -229,10 +230,24 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
             _refly(volume, replay, ino, past, flights)
     for opno in sorted(replay.ops):
         _requeue(volume, replay, opno, flights)
+    _set_twins_apart(volume)
     for ino, past in replay.files.items():
         if past.bad:
             report.damaged.append(_beside(volume, ino, past))
     return volume
+
+
+def _set_twins_apart(volume: Volume) -> None:
+    """Two changed files that are one on the server, where the run ended before it could do this."""
+    core = volume.core
+    first: dict[int, Inode] = {}
+    for ino in list(core.dirty):
+        node = core.nodes.get(ino)
+        if node.gone or not node.file().unclean:
+            continue
+        other = first.setdefault(core.wire.out(ino), node)
+        if other is not node:
+            apart(volume.committer, node, other)
 
 
 def _stub(core: Core, ino: int, past: Past) -> Inode:
@@ -260,6 +275,7 @@ def _stub(core: Core, ino: int, past: Past) -> Inode:
     node.content = Content(past.base, past.base_size, past.cseq)
     node.content.frozen = node.content.acked = past.frozen
     node.content.first = past.first
+    node.content.full = past.full
     node.size = past.base_size
     node.gone = past.where is None and not past.changes
     core.dirty[ino] = None

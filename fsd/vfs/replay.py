@@ -14,15 +14,18 @@ from fsd.model.ops import CONFLICT, REFUSED, Create, Op, Rename, Setattr
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
 from fsd.vfs.log import Log, Record
+from fsd.vfs.queue import redirected
 from fsd.vfs.records import (
     TIME,
     Ack,
+    Apart,
     Base,
     Flown,
     Reserved,
     State,
     blocks_of,
     read_ack,
+    read_apart,
     read_base,
     read_cancel,
     read_flown,
@@ -63,6 +66,7 @@ class Past:
     first: int | None = None
     changes: list[Event] = field(default_factory=list)
     created: bool = False
+    full: bool = False  # the next operation must carry the whole block list
 
     @property
     def bad(self) -> bool:
@@ -139,6 +143,20 @@ class Replay:
             self.dropped.add(record.ino)
         elif kind == logs.DROP:
             self._dropped(record.ino)
+        elif kind == logs.APART:
+            self._set_apart(read_apart(self._payload(record)), record)
+
+    def _set_apart(self, apart: Apart, record: Record) -> None:
+        for opno in apart.opnos:
+            self.ops.pop(opno, None)
+        for opno, op in self.ops.items():
+            if not isinstance(op, Flown | Reserved):
+                self.ops[opno] = redirected(op, apart.ino, apart.other)
+        self.wire.put(apart.ino, apart.wire)
+        create = apart.create
+        past = self.files.setdefault(apart.ino, Past())
+        past.where, past.cseq, past.full = (create.parent, create.name), 0, True
+        self._number(create.opno, create, record)
 
     def _dropped(self, ino: int) -> None:
         """The file's last name went: only what has an operation number is still to be sent."""

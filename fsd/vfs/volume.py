@@ -36,6 +36,7 @@ class Volume(FileCalls):
         self.count_at = 0.0
         super().__init__(core, committer, Loader(core))
         committer.tell = self.tell
+        committer.joined = self.move_handles
         self.feed = Feed(core)
         self.lock = lock
         self.limit_at = 0.0
