@@ -181,6 +181,17 @@ FORK_LEASE: Final = 10.0  # after so long without a chunk another process goes o
 FORK_ALIASES_MAX: Final = 16  # forks of forks none of which is copied yet
 FORK_CHAIN_MAX: Final = 1000  # origins shown, and forks taken along by a deletion
 
+# Native checkpoints.
+CHECKPOINT_LABEL_MAX: Final = 256
+NOT_FLUSHED_MAX: Final = 1000  # paths a mount names that are not in its checkpoint
+DIFF_ROWS_MAX: Final = 1_000_000  # changed rows of one difference; more are refused
+DIFF_PAGE_MAX: Final = 10_000  # changes of one answer
+HISTORY_STATES_MAX: Final = 500  # retained states one request for a file's history looks at
+RESTORE_TOLD_MAX: Final = 20_000  # names and inodes one commit tells the feed; after more, readers reload
+PRUNE_STEP: Final = 50  # checkpoints one request deletes, and pins one step of housekeeping
+EXPORT_PAGE: Final = 500  # entries an export reads at a time
+EXPORT_PIN: Final = 24 * 3600.0  # an export that was cut off keeps its state so long
+
 # Capture and restore of a local directory.
 CAPTURE_ENTRIES_MAX: Final = 400_000  # an append's body holds about so many
 CAPTURE_DEPTH_MAX: Final = 200  # directories inside one another; each is open while it is walked
@@ -191,3 +202,5 @@ PATTERN_BYTES_MAX: Final = 4096
 SECRETS_MAX: Final = 1000
 SECRET_LEAST: Final = 4  # bytes: a shorter one would zero what is none
 SECRET_BYTES_MAX: Final = 64 * KIB
+RENDER_NAMES: Final = 500  # contents named in one transaction
+RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob

@@ -164,6 +164,11 @@ def _check_target(path: str, target: object, at: int) -> None:
         raise CheckpointInvalidEntry(f"{where} leaves the tree")
 
 
+def is_path(text: str) -> bool:
+    """Whether a manifest may hold the path."""
+    return _PATH.fullmatch(text) is not None
+
+
 def stays_inside(path: str, target: str) -> bool:
     """Whether a symlink at `path` with `target` points into the tree, going by the text alone."""
     if target.startswith("/"):

@@ -21,6 +21,7 @@ from fsd.service.idempotency import Idempotency
 from fsd.service.journals import Journals
 from fsd.service.leases import Leases
 from fsd.service.namespace import Namespace
+from fsd.service.native import Checkpoints
 from fsd.service.packs import Packs
 from fsd.service.paths import Paths
 from fsd.service.retention import Retention
@@ -63,6 +64,7 @@ class Service:
     leases: Leases
     idempotency: Idempotency
     paths: Paths
+    checkpoints: Checkpoints
     retention: Retention
 
     def close(self) -> None:
@@ -93,6 +95,8 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
     commits = Commits(db, packs, sessions, feed, Numbers(own), host)
     forks = Forks(db, packs, tokens, host)
     commits.when_copied = forks.when_copied
+    checkpoints = Checkpoints(db, packs, host)
+    commits.make_checkpoint = checkpoints.from_commit
     return Service(
         db=db,
         store=store,
@@ -108,6 +112,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         leases=Leases(db, feed, host),
         idempotency=Idempotency(db, host),
         paths=Paths(host, commits.direct, commits.new_ino),
+        checkpoints=checkpoints,
         retention=retention,
     )
 

@@ -15,6 +15,7 @@ from fsd.model import blocks
 from fsd.model.errors import NotFound
 from fsd.service.access import FsRef, hold
 from fsd.service.packs import Packs
+from fsd.service.retained import is_pinned
 
 # W of namespace.md section 2, query 4; the unary + keeps the planners on the index of dead rows.
 ONLY_SEEN: Final = "fs=? AND died>? AND died<=? AND died<140737488355327 AND +born>? AND +born<=?"
@@ -36,6 +37,28 @@ def add_pin(tx: Tx, fs: FsRef, seq: int, kind: str, ref: str, expires: int | Non
     assert row is not None, "INSERT … RETURNING gives a row"
     tx.execute("UPDATE fs SET pinned=? WHERE id=? AND pinned<?", (seq, fs.id, seq))
     return int(row[0])
+
+
+def pin_at(tx: Tx, fs: FsRef, seq: int, kind: str, ref: str, expires: int | None) -> int:
+    """Pin a state that is retained already; the pin's number. Raises `NotFound` when it is not."""
+    head, _ = hold(tx, fs)
+    if seq != head and not is_pinned(tx, fs.id, seq):
+        raise NotFound(f"the state {seq} of {fs.name} is not kept")
+    return add_pin(tx, fs, seq, kind, ref, expires)
+
+
+def pin_softly(tx: Tx, fs: FsRef, ref: str, expires: int) -> None:
+    """Keep the head for a journal entry until `expires` (ns): one pin a state, its time only grows. The
+    caller holds the filesystem's lock."""
+    known = tx.one(
+        "SELECT p.id, p.expires FROM fs f CROSS JOIN pin p WHERE f.id=? "
+        "AND p.fs=f.id AND p.kind='journal' AND p.seq=f.seq LIMIT 1",
+        (fs.id,),
+    )
+    if known is None:
+        pin(tx, fs, "journal", ref, expires)
+    elif known[1] < expires:
+        tx.execute("UPDATE pin SET expires=? WHERE id=?", (expires, known[0]))
 
 
 def unpin(tx: Tx, packs: Packs, fs: FsRef, number: int) -> None:

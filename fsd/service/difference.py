@@ -1,0 +1,300 @@
+"""What changed between two retained states of a filesystem: an index range, then the values at both ends.
+
+Rows born or dead between the two are the only ones that can differ (namespace.md section 2, query 5). Their
+keys are read, the values at both ends compared, and what is equal is dropped; what is left is told by path.
+It costs what changed, not what exists. The difference of a state and an earlier one is the reverse.
+
+An inode that goes by another name is *renamed*, a file whose inode is another under the same name (an editor
+that writes beside and renames) is *modified*. A directory that was renamed is one change: what is below it
+is not listed, unless it changed too. Times of directories and the change time never count.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from fsd.meta.database import Tx
+from fsd.meta.sql import chunks, values_list
+from fsd.model.attrs import ROOT_INO, Attr
+from fsd.model.errors import TooLarge
+from fsd.model.limits import DIFF_ROWS_MAX
+from fsd.service import namespace
+
+# Of table t, its key columns k: fs, :a, :b, :b, fs, :a, :b, :a, limit.
+KEYS_SQL: Final = (
+    "SELECT {k} FROM {t} WHERE fs=? AND born>? AND born<=? AND +died>? UNION "
+    "SELECT {k} FROM {t} WHERE fs=? AND died>? AND died<=? AND died<140737488355327 AND +born<=? LIMIT ?"
+)
+# The names of inodes at a seq; `{}` is a list of rows, whose parameters come first: then fs, seq, seq.
+NAMES_AT_SQL: Final = (
+    "SELECT d.ino, d.parent, d.name FROM {} AS k CROSS JOIN dentry d "
+    "WHERE d.fs=? AND d.ino=k.column1 AND +d.died>? AND +d.born<=?"
+)
+# What keys of names mean at a seq; rows first, then fs, seq, fs, seq.
+ENTRIES_AT_SQL: Final = (
+    "SELECT d.parent, d.name, d.ino FROM {} AS k CROSS JOIN dentry d "
+    "WHERE d.fs=? AND d.parent=k.column1 AND d.name=k.column2 AND +d.born<=? AND d.died="
+    "(SELECT min(x.died) FROM dentry x WHERE x.fs=? AND x.parent=k.column1 AND x.name=k.column2 AND x.died>?)"
+)
+KEYS_OF: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino"}
+Key = tuple[int, bytes]
+
+ADDED: Final = "added"
+REMOVED: Final = "removed"
+MODIFIED: Final = "modified"
+ATTRIBUTES: Final = "attributes"
+RENAMED: Final = "renamed"
+REPLACED: Final = "replaced"  # by something of another type
+
+
+class Change(NamedTuple):
+    """One path that differs. `before` and `after`: what was and is there, None: nothing. `source`: where it
+    was before a rename. `content`: whether its bytes (or a symlink's target) differ."""
+
+    path: bytes
+    kind: str
+    before: Attr | None
+    after: Attr | None
+    source: bytes | None = None
+    content: bool = False
+
+
+@dataclass(slots=True)
+class Keys:
+    """Keys of the rows that may differ."""
+
+    names: set[Key] = field(default_factory=set)
+    inos: set[int] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)  # inodes with blocks that may differ
+
+
+def changed_keys(tx: Tx, fs: int, first: int, last: int) -> Keys:
+    """The keys with rows born or dead in (first, last], which are retained. Raises `TooLarge`."""
+    left = DIFF_ROWS_MAX
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for table, key in KEYS_OF.items():
+        bounds = (fs, first, last, last, fs, first, last, first, left + 1)
+        rows = tx.all(KEYS_SQL.format(t=table, k=key), bounds)
+        left -= len(rows)
+        if left < 0:
+            raise TooLarge(
+                f"more than {DIFF_ROWS_MAX} rows differ",
+                hint="compare with a checkpoint in between",
+            )
+        found[table] = rows
+    return Keys(
+        {(row[0], row[1]) for row in found["dentry"]},  # type: ignore[misc]
+        {row[0] for row in found["inode"]},
+        {row[0] for row in found["block"]},
+    )
+
+
+class Side:
+    """One of the two states: what keys mean there, and where inodes are. `at` None: the live rows."""
+
+    def __init__(self, tx: Tx, fs: int, at: int) -> None:
+        self._tx, self._fs, self.at = tx, fs, at
+        self._attrs: dict[int, Attr | None] = {}
+        self._names: dict[int, list[Key]] = {}
+
+    def load_attrs(self, inos: Iterable[int]) -> None:
+        wanted = [ino for ino in dict.fromkeys(inos) if ino not in self._attrs]
+        if wanted:
+            self._attrs.update(zip(wanted, namespace.attrs(self._tx, self._fs, wanted, self.at)))
+
+    def attr(self, ino: int) -> Attr | None:
+        self.load_attrs((ino,))
+        return self._attrs[ino]
+
+    def entries(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """What is under `keys`: those that are there."""
+        found: dict[Key, int] = {}
+        for some in chunks(sorted(keys)):
+            rows, values = values_list(some)
+            bound = (*values, self._fs, self.at, self._fs, self.at)
+            for parent, name, ino in self._tx.all(ENTRIES_AT_SQL.format(rows), bound):
+                found[parent, name] = ino
+        return found
+
+    def load_names(self, inos: Iterable[int]) -> None:
+        wanted = [ino for ino in dict.fromkeys(inos) if ino not in self._names]
+        for some in chunks(wanted):
+            found: dict[int, set[Key]] = defaultdict(set)
+            rows, values = values_list([(ino,) for ino in some])
+            bound = (*values, self._fs, self.at, self.at)
+            for ino, parent, name in self._tx.all(NAMES_AT_SQL.format(rows), bound):
+                found[ino].add((parent, name))
+            self._names.update((ino, sorted(found[ino])) for ino in some)
+
+    def names(self, ino: int) -> list[Key]:
+        self.load_names((ino,))
+        return self._names[ino]
+
+    def load_paths(self, directories: Iterable[int]) -> None:
+        """The names of directories and of all above them, a level at a time."""
+        wanted = {ino for ino in directories if ino != ROOT_INO}
+        while wanted:
+            self.load_names(wanted)
+            above = {parent for ino in wanted for parent, _ in self._names[ino]}
+            wanted = {ino for ino in above if ino != ROOT_INO and ino not in self._names}
+
+    def path(self, key: Key) -> bytes:
+        """The path of an entry that is there."""
+        parts = [key[1]]
+        parent = key[0]
+        while parent != ROOT_INO:
+            ((parent, name),) = self.names(parent)
+            parts.append(name)
+        return b"/" + b"/".join(reversed(parts))
+
+    def content(self, inos: Iterable[int]) -> dict[int, list[tuple[int, bytes]]]:
+        """The block rows of inodes, all of them."""
+        return {ino: namespace.block_rows(self._tx, self._fs, ino, 0, 2**40, self.at) for ino in inos}
+
+
+class Difference:
+    """What differs between the retained states `first` and `last` of a filesystem, in one transaction."""
+
+    def __init__(self, tx: Tx, fs: int, first: int, last: int) -> None:
+        keys = changed_keys(tx, fs, min(first, last), max(first, last))
+        self.before, self.after = Side(tx, fs, first), Side(tx, fs, last)
+        self._keys = keys
+        self._entries_before = self.before.entries(keys.names)
+        self._entries_after = self.after.entries(keys.names)
+        self._moved = {
+            key for key in keys.names if self._entries_before.get(key) != self._entries_after.get(key)
+        }
+        inos = keys.inos | keys.blocks
+        inos.update(self._entries_before.get(key, 0) for key in self._moved)
+        inos.update(self._entries_after.get(key, 0) for key in self._moved)
+        inos.discard(0)
+        self.before.load_attrs(inos)
+        self.after.load_attrs(inos)
+        self._other_blocks = self._compare_blocks()
+
+    def _compare_blocks(self) -> set[int]:
+        """Inodes on both sides whose blocks from the second on differ."""
+        both = [
+            ino
+            for ino in sorted(self._keys.blocks)
+            if self.before.attr(ino) is not None and self.after.attr(ino) is not None
+        ]
+        old, new = self.before.content(both), self.after.content(both)
+        return {ino for ino in both if old[ino] != new[ino]}
+
+    def changes(self) -> list[Change]:
+        """All changes in order of path bytes (of the new path, where there are two)."""
+        found = [*self._of_names(), *self._of_inodes()]
+        return sorted(found, key=lambda change: (change.path, change.kind))
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    def _of_names(self) -> Iterator[Change]:
+        lost: dict[int, list[Key]] = defaultdict(list)  # inode → names it does not have any more
+        won: dict[int, list[Key]] = defaultdict(list)
+        for key in sorted(self._moved):
+            old, new = self._entries_before.get(key), self._entries_after.get(key)
+            if old is not None:
+                lost[old].append(key)
+            if new is not None:
+                won[new].append(key)
+        self.before.load_paths(key[0] for key in self._moved if key in self._entries_before)
+        self.after.load_paths(key[0] for key in self._moved if key in self._entries_after)
+        done: set[Key] = set()  # names told of as modified, on both sides
+        for key in sorted(self._moved):
+            if self._is_modified(key):
+                done.add(key)
+                yield self._modified(key)
+        for ino in sorted(lost.keys() | won.keys()):
+            gone = [key for key in lost[ino] if key not in done]
+            come = [key for key in won[ino] if key not in done]
+            yield from self._of_one(ino, gone, come)
+
+    def _is_modified(self, key: Key) -> bool:
+        """A file there on both sides, under inodes each of which is there on one side only."""
+        old, new = self._entries_before.get(key), self._entries_after.get(key)
+        if old is None or new is None:
+            return False
+        was, now = self.before.attr(old), self.after.attr(new)
+        if (
+            was is None
+            or now is None
+            or self.after.attr(old) is not None
+            or self.before.attr(new) is not None
+        ):
+            return False
+        return not was.is_dir and stat.S_IFMT(was.mode) == stat.S_IFMT(now.mode)
+
+    def _modified(self, key: Key) -> Change:
+        old, new = self._entries_before[key], self._entries_after[key]
+        was, now = self.before.attr(old), self.after.attr(new)
+        assert was is not None, "it was there"
+        assert now is not None, "it is there"
+        content = _head_differs(was, now) or (
+            was.size == now.size and self.before.content((old,))[old] != self.after.content((new,))[new]
+        )
+        return Change(self.after.path(key), MODIFIED if content else ATTRIBUTES, was, now, None, content)
+
+    def _of_one(self, ino: int, gone: Sequence[Key], come: Sequence[Key]) -> Iterator[Change]:
+        """The names an inode lost and got: pairs of them are renames where it is there on both sides."""
+        was, now = self.before.attr(ino), self.after.attr(ino)
+        pairs = min(len(gone), len(come)) if was is not None and now is not None else 0
+        for old, new in zip(gone[:pairs], come[:pairs]):
+            content = self._content_differs(ino)
+            yield Change(self.after.path(new), RENAMED, was, now, self.before.path(old), content)
+        for key in gone[pairs:]:
+            if key not in self._entries_after or not self._takes_over(key):
+                yield Change(self.before.path(key), REMOVED, was, None)
+        for key in come[pairs:]:
+            old = self._entries_before.get(key)
+            kind = ADDED if old is None or not self._takes_over(key) else REPLACED
+            yield Change(self.after.path(key), kind, self.before.attr(old) if old else None, now)
+
+    def _takes_over(self, key: Key) -> bool:
+        """Whether what is under `key` now came there as new: told as one change, `replaced`."""
+        old, new = self._entries_before[key], self._entries_after[key]
+        return self.before.attr(new) is None and self.after.attr(old) is None
+
+    # -- inodes --------------------------------------------------------------------------------------
+
+    def _of_inodes(self) -> Iterator[Change]:
+        """What changed in place: inodes on both sides that are not told of by their names alone."""
+        told: dict[int, tuple[bool, Attr, Attr]] = {}
+        for ino in self._keys.inos | self._keys.blocks:
+            was, now = self.before.attr(ino), self.after.attr(ino)
+            if was is None or now is None:
+                continue
+            content = self._content_differs(ino)
+            if content or _attributes_differ(was, now):
+                told[ino] = (content, was, now)
+        self.after.load_names(told)
+        self.after.load_paths(key[0] for ino in told for key in self.after.names(ino))
+        for ino, (content, was, now) in told.items():
+            kind = MODIFIED if content else ATTRIBUTES
+            if ino == ROOT_INO:
+                yield Change(b"/", kind, was, now)
+            for key in self.after.names(ino):
+                if key not in self._moved:  # else told of as renamed or added, with both attributes
+                    yield Change(self.after.path(key), kind, was, now, None, content)
+
+    def _content_differs(self, ino: int) -> bool:
+        was, now = self.before.attr(ino), self.after.attr(ino)
+        if was is None or now is None:
+            return False
+        return ino in self._other_blocks or _head_differs(was, now)
+
+
+def _head_differs(was: Attr, now: Attr) -> bool:
+    """Size, first block or target."""
+    if was.is_dir and now.is_dir:
+        return False
+    return (was.size, was.parts, was.target, was.rdev) != (now.size, now.parts, now.target, now.rdev)
+
+
+def _attributes_differ(was: Attr, now: Attr) -> bool:
+    same = (was.mode, was.uid, was.gid, was.xattrs) == (now.mode, now.uid, now.gid, now.xattrs)
+    return not same or (not was.is_dir and was.mtime != now.mtime)

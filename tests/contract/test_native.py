@@ -1,0 +1,144 @@
+"""Native checkpoints on both engines, without HTTP: records, what they keep, what goes with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bench import Bench
+from support.postgres import PostgresServer
+
+from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import InvalidPath, NotFound, UnsupportedEntry, UsageError
+from fsd.service import records
+from fsd.service.native import Ask, read_ask
+from fsd.service.retained import At
+from fsd.wire.messages import LIST, PATH
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    url = None
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh()
+    with Bench(tmp_path, database=url) as made:
+        yield made
+
+
+def make(bench: Bench, **ask: Any) -> dict[str, Any]:
+    return bench.service.db.write(lambda tx: bench.service.checkpoints.make(tx, bench.fs, None, Ask(**ask)))
+
+
+def delete(bench: Bench, name: str) -> None:
+    bench.service.db.write(lambda tx: bench.service.checkpoints.delete(tx, bench.fs, None, name))
+
+
+def page(
+    bench: Bench, before: int | None = None, limit: int = 100
+) -> tuple[list[dict[str, Any]], int | None]:
+    return bench.service.db.read(lambda tx: bench.service.checkpoints.page(tx, bench.fs, None, before, limit))
+
+
+def test_a_record_a_state_and_its_end(bench: Bench) -> None:
+    mount = bench.mount()
+    ino = mount.file(ROOT_INO, b"f", b"one")
+    mount.commit()
+    first = make(bench, label="first")
+    mount.write(ino, b"two", mount.seq)
+    mount.file(ROOT_INO, b"g", b"new")
+    mount.commit()
+    second = make(bench, reason="automatic", keep_s=3600.0)
+    assert (first["parent_id"], second["parent_id"]) == (None, first["checkpoint_id"])
+    assert first["thread_id"] == f"fsd:{bench.fs.name}"
+    assert (first["entries"], second["entries"]) == (1, 2)
+    shown, following = page(bench)
+    assert [one["checkpoint_id"] for one in shown] == [second["checkpoint_id"], first["checkpoint_id"]]
+    assert following is None
+    assert [one["label"] for one in shown] == [None, "first"]
+    assert shown[0]["expires_at"] > shown[0]["created_at"]
+    assert shown[1]["expires_at"] is None
+    one, following = page(bench, limit=1)
+    assert one == shown[:1]
+    assert page(bench, following) == (shown[1:], None)
+    at = At(checkpoint=first["checkpoint_id"])
+    seq, (listing, found) = bench.service.namespace.ask(
+        bench.fs, [(LIST, ROOT_INO, b"", 10), (PATH, (b"g",))], at
+    )
+    assert seq == first["fs_seq"]
+    assert [entry.name for entry in listing[0]] == [b"f"]
+    assert found == [None]
+    delete(bench, first["checkpoint_id"])
+    bench.audit()
+    with pytest.raises(NotFound, match="no checkpoint cp_"):
+        bench.service.namespace.ask(bench.fs, [], at)
+    with pytest.raises(NotFound, match="is not kept"):
+        bench.service.namespace.ask(bench.fs, [], At(seq=first["fs_seq"]))
+    assert [one["parent_id"] for one in page(bench)[0]] == [None], "a deleted parent is told as none"
+    delete(bench, second["checkpoint_id"])
+    assert page(bench) == ([], None)
+    third = make(bench)
+    assert third["parent_id"] is None
+
+
+def test_the_head_goes_back_to_the_newest_that_is_left(bench: Bench) -> None:
+    first, second, third = (make(bench) for _ in range(3))
+    delete(bench, third["checkpoint_id"])
+    assert make(bench)["parent_id"] == second["checkpoint_id"]
+    delete(bench, first["checkpoint_id"])
+    assert len(page(bench)[0]) == 2
+    with pytest.raises(NotFound):
+        delete(bench, first["checkpoint_id"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"label": 5}, {"label": ""}, {"label": "a\nb"}, {"label": "x" * 257}, {"expires_in_s": 0},
+     {"expires_in_s": True}, {"reason": "x" * 65}, {"not_flushed": "x"}],
+)  # fmt: skip
+def test_what_is_asked_for_is_checked(body: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        read_ask(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [(b"\xff", InvalidPath), (b"a\\b", InvalidPath), (b"fifo", UnsupportedEntry)]
+)
+def test_what_no_manifest_can_hold_is_refused_by_name(
+    tmp_path: Path, name: bytes, error: type[Exception]
+) -> None:
+    with Bench(tmp_path) as bench:
+        mount = bench.mount()
+        mount.create(ROOT_INO, name, 0o010644 if name == b"fifo" else 0o100644)
+        mount.commit()
+        made = make(bench)
+        record = bench.service.db.read(
+            lambda tx: records.find(tx, bench.fs, records.key_of(made["checkpoint_id"]))
+        )
+        assert record is not None
+        with pytest.raises(error, match="/"):
+            bench.service.checkpoints.render(bench.fs, record)
+
+
+def test_making_one_does_not_depend_on_the_size_of_the_tree(tmp_path: Path) -> None:
+    """Medians of two trees, one twenty times the other's size; generous, for a loaded machine."""
+    with Bench(tmp_path) as bench:
+        times = {}
+        for count in (100, 2000):
+            bench.new_fs()
+            mount = bench.mount()
+            for number in range(count):
+                mount.create(ROOT_INO, b"%d" % number)
+                if len(mount.queue) == 1000:
+                    mount.commit()
+            mount.commit()
+            taken = []
+            for _ in range(9):
+                began = time.perf_counter()
+                make(bench)
+                taken.append(time.perf_counter() - began)
+            times[count] = sorted(taken)[4]
+        assert times[2000] < 4 * times[100] + 0.01, times
