@@ -40,10 +40,12 @@ class _Audit:
     def __init__(self, tx: Tx, fs: FsRef) -> None:
         self.tx, self.fs = tx, fs
         self.found: list[Finding] = []
-        row = tx.one("SELECT seq, pinned, storage_bytes, file_count FROM fs WHERE id=?", (fs.id,))
+        row = tx.one(
+            "SELECT seq, pinned, storage_bytes, file_count, copied, origin_seq FROM fs WHERE id=?", (fs.id,)
+        )
         if row is None:
             raise NotFound(f"no filesystem {fs.name}")
-        self.seq, self.pinned, self.storage_bytes, self.file_count = row
+        self.seq, self.pinned, self.storage_bytes, self.file_count, self.copied, self.first = row
 
     def say(self, rule: str, where: str, what: str) -> None:
         self.found.append(Finding(rule, where, what))
@@ -55,8 +57,11 @@ class _Audit:
         for table, key in _KEYS.items():
             self.versions(table, key)
         self.pins()
-        self.tree()
+        if self.copied:
+            self.tree()
         self.content()
+        if self.first is not None:
+            self.fork()
         self.feed()
         return self.found
 
@@ -176,7 +181,7 @@ class _Audit:
                 if died == MAX:
                     used += blocks.stored_bytes(parts)
                     self.fits(where, parts, int(at), files.get(ino))
-        if used != self.storage_bytes:
+        if self.copied and used != self.storage_bytes:
             self.say("counted", "fs", f"storage_bytes is {self.storage_bytes}, the live tree has {used}")
         self.blobs(refs)
 
@@ -203,11 +208,28 @@ class _Audit:
         ):
             self.say("blob before name", f"blob {digest.hex()}", f"its pack {pack} does not exist")
 
+    def fork(self) -> None:
+        """Its base is pinned; while it reads its origin's rows, so are those, and it has nothing else."""
+        base, base_pin, origin, origin_pin = self.all(
+            "SELECT base, base_pin, origin, origin_pin FROM fork WHERE fs=?"
+        )[0]
+        kept = self.tx.one("SELECT seq FROM pin WHERE id=? AND fs=?", (base_pin, self.fs.id))
+        if kept != (base,) or not self.first <= base <= self.seq:
+            self.say("frozen", "fork", f"its base {base} is not pinned")
+        if bool(self.copied) != (origin_pin is None):
+            self.say("frozen", "fork", f"copied is {self.copied}, its pin on the origin is {origin_pin}")
+        if self.copied:
+            return
+        if self.seq != self.first:
+            self.say("one way", "fork", f"it is not copied, but went from {self.first} to {self.seq}")
+        if self.tx.one("SELECT seq FROM pin WHERE id=? AND fs=?", (origin_pin, origin)) != (self.first,):
+            self.say("frozen", "fork", f"its origin's state {self.first} is not pinned")
+
     def feed(self) -> None:
         """One change row a commit, from the oldest kept to the head."""
         first, last, count = self.all("SELECT min(seq), max(seq), count(*) FROM change WHERE fs=?")[0]
         if first is None:
-            if self.seq != 0:
+            if self.seq != (self.first or 0):
                 self.say("one way", "change", f"no change rows, the head is {self.seq}")
         elif last != self.seq or count != last - first + 1:
             self.say("one way", "change", f"{count} rows from {first} to {last}, the head is {self.seq}")

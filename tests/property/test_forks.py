@@ -1,0 +1,267 @@
+"""Forks against full copies: of heads and of pinned states, of forks, copied in pieces between everybody's
+commits; deleted and detached.
+
+The model of each filesystem is `test_versions.Machine` with its whole copies; a fork's begins as a copy of
+the state it was made from. After every step each filesystem reads as its model, copied or not, and the audit
+of each finds nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bench import Bench
+from support.postgres import PostgresServer
+from test_versions import Machine, Tree, shown
+
+from fsd.model.blocks import decode, pieces
+from fsd.model.errors import Conflict, NotFound
+from fsd.model.limits import BLOCK
+from fsd.service.access import FsRef
+from fsd.service.audit import audit
+from fsd.service.retained import At
+from fsd.wire.frame import open_blob
+
+
+@dataclass
+class World:
+    """Filesystems by name, each with its machine; whole trees at pins, for forks of them."""
+
+    bench: Bench
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.trees: dict[str, dict[int, Tree]] = {}  # of a filesystem, by pin
+        self.refs: dict[str, FsRef] = {}
+        self.origin: dict[str, str] = {}
+        self.kinds: dict[str, int] = {}
+        self.add(self.bench.new_fs(), None)
+
+    def count(self, kind: str) -> None:
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def add(self, fs: FsRef, tree: Tree | None) -> Machine:
+        self.bench.fs = fs
+        made = Machine(self.bench, self.rng)
+        if tree is not None:
+            made.tree = copy.deepcopy(tree)
+            made.seq = self.bench.service.feed.head(fs)
+        self.machines[fs.name], self.refs[fs.name], self.trees[fs.name] = made, fs, {}
+        return made
+
+    def on(self, name: str) -> Machine:
+        self.bench.fs = self.refs[name]
+        return self.machines[name]
+
+    def copied(self, name: str) -> bool:
+        row = self.bench.service.db.read(lambda tx: tx.one("SELECT copied FROM fs WHERE name=?", (name,)))
+        assert row is not None
+        return bool(row[0])
+
+    # Steps.
+
+    def fork(self) -> None:
+        with_pins = [name for name, machine in self.machines.items() if machine.pins]
+        wanted = with_pins if with_pins and self.rng.random() < 0.6 else list(self.machines)
+        name = self.rng.choice(wanted)
+        machine, service = self.on(name), self.bench.service
+        pinned = [pin for pin in machine.pins if pin in self.trees[name]]
+        if pinned and self.rng.random() < 0.6:
+            # Of a checkpoint: one whose record is a row that names the pinned state.
+            pin = self.rng.choice(pinned)
+            seq, tree = machine.pins[pin][0], self.trees[name][pin]
+            checkpoint = record(self.bench, self.refs[name], seq, pin)
+            self.count("fork of a checkpoint")
+        else:
+            checkpoint, tree, seq = None, machine.tree, machine.seq
+            self.count("fork of a fork" if name in self.origin else "fork of the head")
+            if name in self.origin and not self.copied(name):
+                self.count("fork of an alias")
+        made = service.db.write(
+            lambda tx: service.forks.create(tx, self.refs[name], "", [], checkpoint=checkpoint)
+        )
+        assert made["origin_seq"] == seq and made["origin_id"] == name
+        fs = service.filesystems.get(made["file_system_id"])
+        self.add(fs, tree)
+        self.origin[fs.name] = name
+
+    def act(self) -> None:
+        """A few steps of one filesystem. A write to what is not copied waits for the copy."""
+        name = self.rng.choice(list(self.machines))
+        if self.waiting() and self.rng.random() < 0.7:
+            name = self.rng.choice([one for one in self.machines if one not in self.waiting()])
+        machine = self.on(name)
+        alias = name in self.waiting()
+        before, pinned = machine.seq, set(machine.pins)
+        machine.step()
+        for pin in set(machine.pins) - pinned:
+            self.trees[name][pin] = copy.deepcopy(machine.tree)
+        if alias and machine.seq != before:
+            assert self.copied(name)
+            self.count("a write that waited")
+        elif alias and machine.pins.keys() - pinned:
+            assert not self.copied(name)
+            self.count("a pin on an alias")
+
+    def copy_one(self) -> None:
+        waiting = self.waiting()
+        if waiting:
+            result = self.bench.service.forks._chunk(self.refs[self.rng.choice(waiting)].id)
+            self.count(f"chunk {result}")
+
+    def waiting(self) -> list[str]:
+        """Forks that are not copied."""
+        return [name for name in self.origin if not self.copied(name)]
+
+    def delete(self) -> None:
+        name = self.rng.choice(list(self.machines))
+        if len(self.machines) < 3:
+            return
+        service = self.bench.service
+        below = self.depends(name)
+        if below:
+            with pytest.raises(Conflict, match="not copied yet"):
+                service.db.write(lambda tx: service.filesystems.delete(tx, name))
+            self.count("delete refused")
+            if self.rng.random() < 0.5:
+                service.forks.detach(name)
+                self.count("delete after detaching")
+                below = []
+        answer = service.db.write(lambda tx: service.filesystems.delete(tx, name, cascade=bool(below)))
+        assert sorted(answer["forks_deleted"]) == sorted(below)
+        self.count("delete with its forks" if below else "delete")
+        for one in (name, *below):
+            del self.machines[one], self.refs[one]
+            self.origin.pop(one, None)
+            with pytest.raises(NotFound):
+                service.filesystems.get(one)
+        while service.filesystems.collect():
+            continue
+        if not self.machines:
+            self.add(self.bench.new_fs(), None)
+
+    def depends(self, name: str) -> list[str]:
+        """Forks that read this one's rows, and theirs."""
+        found = [one for one, origin in self.origin.items() if origin == name and not self.copied(one)]
+        return [*found, *(below for one in found for below in self.depends(one))]
+
+    def check(self) -> None:
+        for name, machine in self.machines.items():
+            self.on(name)
+            found = audit(self.bench.service.db, self.refs[name])
+            assert not found, (name, found)
+            assert live(self.bench) == shown(machine.tree), f"the head of {name}"
+            for seq, kept in machine.pins.values():
+                assert live(self.bench, At(seq=seq)) == kept, f"{name} at {seq}"
+
+
+def record(bench: Bench, fs: FsRef, seq: int, pin: int) -> str:
+    """A checkpoint's row over a pinned state."""
+    name = f"chk_{seq}_{pin}"
+    bench.service.db.write(
+        lambda tx: tx.execute(
+            "INSERT INTO checkpoint (fs, key, id, thread, created, stored, reason, kind, fs_seq, pin, entries, "
+            "body) VALUES (?,?,?,?,0,0,'\"named\"','native',?,?,0,?) ON CONFLICT DO NOTHING",
+            (fs.id, hashlib.sha256(name.encode()).digest(), name.encode(), b"t", seq, pin, b"{}"),
+        )
+    )
+    return name
+
+
+def live(bench: Bench, at: At | None = None) -> dict[str, Any]:
+    """The tree as a mount asks for it: path → (ino, mode, links, data)."""
+    service, fs = bench.service, bench.fs
+    _, (directories,) = service.namespace.ask(fs, [("tree", 1, 100_000)], at)
+    listed = dict(directories)
+    found: dict[str, Any] = {}
+
+    def walk(ino: int, path: str) -> None:
+        for entry in listed[ino]:
+            attr, below = entry.attr, f"{path}/{entry.name.decode()}"
+            if attr.is_dir:
+                found[below] = (attr.ino, attr.mode, None, None)
+                walk(attr.ino, below)
+                continue
+            _, (answer,) = service.namespace.ask(fs, [("blocks", attr.ino, 0, 4096)], at)
+            found[below] = (attr.ino, attr.mode, attr.nlink, content(bench, attr.size, answer[1]))
+
+    walk(1, "")
+    return found
+
+
+def content(bench: Bench, size: int, stored: list[tuple[int, bytes]]) -> bytes:
+    """The bytes of a file, each blob verified."""
+    data = bytearray(size)
+    for idx, raw in stored:
+        parts = decode(raw)
+        found = bench.service.packs.read(bench.fs.id, [part.hash for part in parts])
+        for piece in pieces(parts, 0, BLOCK):
+            at = idx * BLOCK + piece.at
+            whole = open_blob(found[piece.hash])
+            data[at : at + piece.length] = whole[piece.boff : piece.boff + piece.length]
+    assert len(data) == size, "content behind the end of the file"
+    return bytes(data)
+
+
+def run(bench: Bench, seed: int, steps: int) -> dict[str, int]:
+    world = World(bench, random.Random(seed))
+    for _ in range(steps):
+        kind = world.rng.random()
+        if kind < 0.12 and len(world.machines) < 6:
+            world.fork()
+        elif kind < 0.3:
+            world.copy_one()
+        elif kind < 0.36:
+            world.delete()
+        else:
+            world.act()
+        world.check()
+    for name in world.origin:
+        bench.service.forks.finish(world.refs[name])
+    world.check()
+    bench.new_fs()
+    return world.kinds
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few rows a chunk that copies end in the middle of every table."""
+    monkeypatch.setattr("fsd.service.forkcopy.FORK_CHUNK", 3)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with Bench(tmp_path_factory.mktemp("forks")) as made:
+        yield made
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_forks_and_everything_beside_them(bench: Bench, seed: int) -> None:
+    kinds: dict[str, int] = {}
+    for at in range(4):
+        for kind, count in run(bench, seed + at, 40).items():
+            kinds[kind] = kinds.get(kind, 0) + count
+    assert len(kinds) >= 9, f"too little was tried: {kinds}"
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_forks_on_postgresql(tmp_path: Path, postgres_server: PostgresServer, seed: int) -> None:
+    with Bench(tmp_path, database=postgres_server.fresh()) as made:
+        assert run(made, seed, 30).get("chunk more", 0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("at", range(60))
+def test_forks_long(tmp_path: Path, seed: int, at: int) -> None:
+    with Bench(tmp_path) as made:
+        run(made, seed + at, 100)
