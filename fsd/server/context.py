@@ -29,6 +29,7 @@ from fsd.model.limits import (
     KIB,
     LARGE_BODIES_MAX,
     LIST_PAGE_MAX,
+    MANIFESTS_MAX,
     UPLOADS_MAX,
     WALKS_MAX,
 )
@@ -64,6 +65,7 @@ class Context:
     loop: asyncio.AbstractEventLoop | None = None
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_MAX))
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_MAX))
+    manifests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MANIFESTS_MAX))
     walks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WALKS_MAX))
     polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
 
@@ -137,8 +139,13 @@ def is_large(request: Request, limit: int) -> bool:
 
 async def hold_large(request: Request, limit: int) -> None:
     """Wait until a large body may be held in memory, until the request has ended (`release_large`)."""
-    if is_large(request, limit) and HELD not in request.scope:
-        slots = context(request).large_bodies
+    if is_large(request, limit):
+        await hold_slot(request, context(request).large_bodies)
+
+
+async def hold_slot(request: Request, slots: asyncio.Semaphore) -> None:
+    """As `hold_large`, of a kind of body; once a request."""
+    if HELD not in request.scope:
         await slots.acquire()
         request.scope[HELD] = slots
 

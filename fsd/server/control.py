@@ -29,6 +29,7 @@ from fsd.server.context import (
 from fsd.server.route import RouteDef, route
 from fsd.service.access import ACTIVE, ADMIN, DISABLED, FsRef
 from fsd.service.idempotency import Answer
+from fsd.service.threads import check_terms, store_terms
 from fsd.service.tokens import PAGE_MAX
 
 BASE = "/v1/file-systems"
@@ -41,15 +42,21 @@ async def create(request: Request) -> Response:
     ctx = context(request)
     ctx.admin(request)
     body, raw = await read_json(request)
-    only(body, "display_name", "labels")
+    only(body, "display_name", "labels", "lease_duration_ms", "renew_after_ms")
     labels = body.get("labels") or {}
     if not isinstance(labels, dict):
         raise UsageError("labels is an object of strings")
     name = string(body, "display_name") or ""
+    terms = check_terms(body.get("lease_duration_ms"), body.get("renew_after_ms"))
     filesystems = ctx.service.filesystems
-    return await _write(
-        ctx, request, raw, lambda tx: to_answer(filesystems.create(tx, name, list(labels.items())), 201)
-    )
+
+    def effect(tx: Tx) -> Answer:
+        made = filesystems.create(tx, name, list(labels.items()))
+        if terms is not None:
+            store_terms(tx, filesystems.find(tx, made["file_system_id"]), terms)
+        return to_answer(made, 201)
+
+    return await write(ctx, request, raw, effect)
 
 
 async def list_all(request: Request) -> Response:
@@ -73,26 +80,48 @@ async def list_all(request: Request) -> Response:
 
 
 async def describe(request: Request) -> Response:
-    """One filesystem; also with an owner token of it."""
+    """One filesystem; also with an owner token of it. Of a fork: what it was made from, with `chain` all the
+    way up."""
     ctx = context(request)
-    fs = await _fs(ctx, request)
-    return json_response(await ctx.run(lambda: ctx.service.filesystems.describe(fs.name)))
+    fs = await managed(ctx, request)
+    chain = query_flag(request, "chain")
+
+    def work() -> object:
+        service = ctx.service
+        found = service.filesystems.describe(fs.name)
+        fork = service.db.read(lambda tx: service.forks.describe(tx, fs))
+        if fork is not None:
+            found = {**found, **fork}
+        return {**found, "chain": service.forks.chain(fs)} if chain else found
+
+    return json_response(await ctx.run(work))
 
 
 async def check(request: Request) -> Response:
     """Try what its users need; also with an owner token of it."""
     ctx = context(request)
-    fs = await _fs(ctx, request)
+    fs = await managed(ctx, request)
     return json_response(await ctx.run(lambda: ctx.service.filesystems.check(fs)))
 
 
 async def delete(request: Request) -> Response:
-    """Unreachable at once; rows and packs go in the background."""
+    """Unreachable at once; rows and packs go in the background. Refused while forks still read its files:
+    `detach` copies them first, `cascade` deletes them too."""
     ctx = context(request)
     ctx.admin(request)
     name = check_fs_name(request.path_params["id"])
     _, raw = await read_json(request)
-    return await _write(ctx, request, raw, lambda tx: to_answer(ctx.service.filesystems.delete(tx, name)))
+    cascade, detach = query_flag(request, "cascade"), query_flag(request, "detach")
+    if cascade and detach:
+        raise UsageError("cascade and detach exclude each other")
+    service = ctx.service
+
+    def effect(tx: Tx) -> Answer:
+        return to_answer(service.filesystems.delete(tx, name, cascade=cascade))
+
+    if detach:
+        await ctx.run(lambda: service.forks.detach(name))
+    return await write(ctx, request, raw, effect)
 
 
 async def create_token(request: Request) -> Response:
@@ -108,7 +137,7 @@ async def create_token(request: Request) -> Response:
         fs = ctx.service.filesystems.find(tx, fs_name)
         return to_answer(ctx.service.tokens.create(tx, fs, name, ttl), 201)
 
-    return await _write(ctx, request, raw, effect)
+    return await write(ctx, request, raw, effect)
 
 
 async def list_tokens(request: Request) -> Response:
@@ -154,10 +183,10 @@ async def _token(request: Request, change: Callable[[Context, Tx, FsRef, str], o
         fs = ctx.service.filesystems.find(tx, fs_name)
         return to_answer(change(ctx, tx, fs, request.path_params["tid"]))
 
-    return await _write(ctx, request, raw, effect)
+    return await write(ctx, request, raw, effect)
 
 
-async def _fs(ctx: Context, request: Request) -> FsRef:
+async def managed(ctx: Context, request: Request) -> FsRef:
     """The path's filesystem for the admin key or a token of it."""
     if ctx.is_admin(request):
         name = check_fs_name(request.path_params["id"])
@@ -165,7 +194,7 @@ async def _fs(ctx: Context, request: Request) -> FsRef:
     return (await ctx.who(request))[0]
 
 
-async def _write(ctx: Context, request: Request, raw: bytes, effect: Callable[[Tx], Answer]) -> Response:
+async def write(ctx: Context, request: Request, raw: bytes, effect: Callable[[Tx], Answer]) -> Response:
     """Effect and remembered answer in one transaction. Tokens are unsealed after it: none is stored."""
     call = idempotent_call(request, ADMIN, raw)
     service = ctx.service

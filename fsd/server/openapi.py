@@ -33,6 +33,12 @@ class Says:
 
 
 _FS: Final = "/v1/file-systems"
+_NEW_FS: Final = {
+    "display_name": "string",
+    "labels": "object",
+    "lease_duration_ms": "number",
+    "renew_after_ms": "number",
+}
 _ID: Final = _FS + "/{id}"
 _LIMITED: Final = {"limit": "integer", "cursor": "string"}
 _JOURNAL: Final = {
@@ -80,14 +86,47 @@ _SESSION: Final = {
     "exclusive": "object",
 }
 
+# Method of the checkpoint contract → fields of its body.
+_WRITER: Final = {"writer": "object"}
+_OF_THREAD: Final = {"threadId": "string"}
+_CONTRACT: Final[dict[str, dict[str, str]]] = {
+    "append": {"checkpoint": "object", "expectedHeadId": "?string", **_WRITER},
+    "deleteHead": {**_OF_THREAD, "checkpointId": "string", **_WRITER},
+    "deleteCheckpoints": {**_OF_THREAD, "keep": "integer", **_WRITER},
+    "forkFromCheckpoint": {
+        "sourceThreadId": "string",
+        "sourceCheckpointId": "string",
+        "destinationThreadId": "string",
+        "destinationCheckpointId": "string",
+        "createdAt": "number",
+        **_WRITER,
+    },
+    "acquireWriter": _OF_THREAD,
+    "renew": _WRITER,
+    "release": _WRITER,
+    "get": {"id": "string", "portable": "boolean"},
+    "list": {**_OF_THREAD, "render": "boolean", "portable": "boolean"},
+    "getHead": _OF_THREAD,
+    "listBlobReferences": {},
+    "loadThread": _OF_THREAD,
+    "saveThread": {**_OF_THREAD, "messages": "array"},
+    "instances.get": {"key": "string"},
+    "instances.upsert": {"record": "object"},
+    "instances.delete": {"key": "string"},
+    "sweep": {"olderThanMs": "number"},
+}
+_SHOWING: Final[dict[str, dict[str, str]]] = {
+    "get": {"portable": "integer"},
+    "list": {"render": "integer", "portable": "integer"},
+}
+_BLOB: Final = "/v1/blobs/{key}"
+
 _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("GET", "/healthz"): Says("none", {200: "Status"}),
     ("GET", "/readyz"): Says("none", {200: "Status"}),
     ("GET", "/metrics"): Says("none", {200: "text/plain"}),
     ("GET", "/openapi.json"): Says("none", {200: "Object"}),
-    ("POST", _FS): Says(
-        "admin", {201: "CreatedFileSystem"}, body={"display_name": "string", "labels": "object"}
-    ),
+    ("POST", _FS): Says("admin", {201: "CreatedFileSystem"}, body=_NEW_FS),
     ("GET", _FS): Says(
         "admin", {200: "FileSystems"}, {"display_name": "string", "label": "string", **_LIMITED}
     ),
@@ -170,11 +209,22 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         {200: MEDIA_TYPE},
         {"after": "integer", "session": "integer", "wait": "number", "root": "integer"},
     ),
+    **{
+        ("POST", f"/v1/checkpoints/{op}"): Says("token", {200: "Result"}, _SHOWING.get(op, {}), body)
+        for op, body in _CONTRACT.items()
+    },
+    ("GET", "/v1/blobs"): Says("token", {200: "Blobs"}, {"prefix": "string", **_LIMITED}),
+    ("HEAD", _BLOB): Says("token", {200: _OCTETS}),
+    ("GET", _BLOB): Says("token", {200: _OCTETS}),
+    ("PUT", _BLOB): Says("token", {200: "Result", 201: "Result"}, body=_OCTETS),
+    ("DELETE", _BLOB): Says("token", {200: "Result"}),
 }
 
 # Field → JSON type; "?" in front: may be null. Fields not listed may appear too.
 _SCHEMAS: Final[dict[str, dict[str, str]]] = {
     "Object": {},
+    "Result": {"result": "any"},
+    "Blobs": {"blobs": "array", "cursor": "?string"},
     "Status": {"status": "string"},
     "CreatedFileSystem": {
         "file_system_id": "string",
@@ -319,7 +369,7 @@ def _operation(route: RouteDef, said: Says) -> dict[str, Any]:
         {"name": name, "in": "query", "required": False, "schema": {"type": kind}}
         for name, kind in said.query.items()
     ]
-    headers = said.headers if route.method == "GET" else (*said.headers, "Idempotency-Key")
+    headers = said.headers if route.method in ("GET", "HEAD") else (*said.headers, "Idempotency-Key")
     parameters += [
         {"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in headers
     ]
@@ -351,10 +401,15 @@ def _content(body: dict[str, str] | str) -> dict[str, Any]:
     return {_JSON: {"schema": _schema(body, required=False)}}
 
 
+def _type(kind: str) -> dict[str, Any]:
+    """`any` is every value."""
+    if kind == "any":
+        return {}
+    return {"type": [kind[1:], "null"] if kind.startswith("?") else kind}
+
+
 def _schema(fields: dict[str, str], *, required: bool = True) -> dict[str, Any]:
-    properties = {
-        name: {"type": [kind[1:], "null"] if kind.startswith("?") else kind} for name, kind in fields.items()
-    }
+    properties = {name: _type(kind) for name, kind in fields.items()}
     made: dict[str, Any] = {"type": "object", "properties": properties}
     if required and fields:
         made["required"] = list(fields)

@@ -80,6 +80,19 @@ class Idempotency:
         )
         return row is not None
 
+    def kept(self, call: Call) -> Answer | None:
+        """The answer kept under the key, for who would otherwise check what may have changed since. Raises
+        `IdempotencyMismatch`."""
+        row = self._db.read(
+            lambda tx: tx.one(
+                "SELECT digest, status, answer, expires FROM idempotency WHERE scope = ? AND key = ?",
+                (call.scope, call.key),
+            )
+        )
+        if row is None or row[3] < self._host.wall_ns():
+            return None
+        return self._replay(call, row[0], row[1], row[2])
+
     def sweep(self) -> int:
         """Forget expired keys, a bounded number; returns how many."""
         now = self._host.wall_ns()

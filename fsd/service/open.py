@@ -18,14 +18,19 @@ from fsd.service.feed import Feed
 from fsd.service.filesystems import FileSystems
 from fsd.service.forks import Forks
 from fsd.service.idempotency import Idempotency
+from fsd.service.instances import Instances
 from fsd.service.journals import Journals
 from fsd.service.leases import Leases
+from fsd.service.manifests import Manifests
+from fsd.service.names import Names
 from fsd.service.namespace import Namespace
 from fsd.service.native import Checkpoints
 from fsd.service.packs import Packs
 from fsd.service.paths import Paths
 from fsd.service.retention import Retention
 from fsd.service.sessions import SessionInfo, Sessions, insert_session
+from fsd.service.sweep import Sweep
+from fsd.service.threads import Threads
 from fsd.service.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -64,8 +69,13 @@ class Service:
     leases: Leases
     idempotency: Idempotency
     paths: Paths
+    threads: Threads
+    manifests: Manifests
+    names: Names
+    instances: Instances
     checkpoints: Checkpoints
     retention: Retention
+    sweep: Sweep
 
     def close(self) -> None:
         self.db.close()
@@ -97,6 +107,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
     commits.when_copied = forks.when_copied
     checkpoints = Checkpoints(db, packs, host)
     commits.make_checkpoint = checkpoints.from_commit
+    threads = Threads(db, checkpoints, host)
     return Service(
         db=db,
         store=store,
@@ -112,8 +123,13 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         leases=Leases(db, feed, host),
         idempotency=Idempotency(db, host),
         paths=Paths(host, commits.direct, commits.new_ino),
+        threads=threads,
+        manifests=Manifests(db, threads, checkpoints, host),
+        names=Names(db, packs, host),
+        instances=Instances(db),
         checkpoints=checkpoints,
         retention=retention,
+        sweep=Sweep(db, store, packs, retention, host),
     )
 
 

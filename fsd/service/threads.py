@@ -81,8 +81,11 @@ def number(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def check_terms(duration: object, renew_after: object) -> tuple[float, float]:
-    """Lease duration and renewal hint in ms, None: the default; raises `UsageError`."""
+def check_terms(duration: object, renew_after: object) -> tuple[float, float] | None:
+    """Lease duration and renewal hint in ms, what is None at its default; None when both are. Raises
+    `UsageError`."""
+    if duration is None and renew_after is None:
+        return None
     made = []
     for name, value, default in (
         ("lease_duration_ms", duration, LEASE_MS),

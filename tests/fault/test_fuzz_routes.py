@@ -96,7 +96,7 @@ class Attack:
     def judge(self, template: str, made: Made, status: int, body: bytes) -> None:
         if template.endswith("/commits") and status == 200:
             self.applied(read_answer(body))
-        if 0 < status < 400:
+        if 0 < status < 400 or (made.method == "HEAD" and 0 < status < 500):
             return
         try:
             error = json.loads(body)["error"]

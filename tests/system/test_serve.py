@@ -220,7 +220,7 @@ def test_openapi_describes_every_route_and_nothing_else(server: Server) -> None:
     operations = [op for methods in document["paths"].values() for op in methods.values()]
     assert len({op["operationId"] for op in operations}) == len(operations)
     fs = server.create()
-    values = {"id": fs.id, "path": "x", "jid": "x", "tid": "x", "n": "1"}
+    values = {"id": fs.id, "path": "x", "jid": "x", "tid": "x", "n": "1", "fence": "1", "key": "x"}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"]
