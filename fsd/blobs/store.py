@@ -41,7 +41,7 @@ class BlobStore(Protocol):
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """Every object whose key begins with `prefix` and is greater than `after`, in order of key. Unfinished
+        """Every object whose key begins with `prefix` and comes after `after`, in order of key. Unfinished
         ones do not appear; of those that come and go meanwhile, each may or may not."""
         ...
 
@@ -50,7 +50,7 @@ class BlobStore(Protocol):
         ...
 
     def tidy(self, above: str) -> None:
-        """Remove what is left below the empty directory `above` (`name/name`), where there is such a thing."""
+        """Remove the empty directory `above` (`name/name`), where there are directories; others stay."""
         ...
 
 

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fsd.host.seam import Host
 from fsd.model.errors import UsageError
 
 T = TypeVar("T")
+
+
+class Room(NamedTuple):
+    """`bytes` on the disk, of which `free_bytes` hold nothing and are used again (PostgreSQL knows only the
+    first: 0)."""
+
+    bytes: int
+    free_bytes: int
 
 
 class Tx(Protocol):
@@ -60,6 +68,16 @@ class Database(Protocol):
 
     def read(self, fn: Callable[[Tx], T]) -> T:
         """Run `fn` on one consistent snapshot that has everything committed before; it must not write."""
+        ...
+
+    def room(self) -> Room:
+        """What the database takes on its disk."""
+        ...
+
+    def give_back(self, pages: int) -> bool:
+        """Return some room that is free inside the database to the disk; False: no more can be. Serving goes
+        on, except once on a SQLite file made before fsd could do so in steps: then writes wait while all of
+        it is written anew. Raises `NoSpace` when the disk has no room for that."""
         ...
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 try:
     import psycopg
+    import psycopg.sql
     from psycopg.types.numeric import Int8Dumper
 except ImportError as exc:
     from fsd.model.errors import Unsupported
@@ -26,7 +27,7 @@ except ImportError as exc:
     ) from exc
 
 from fsd.host.seam import Host
-from fsd.meta.database import Tx
+from fsd.meta.database import Room, Tx
 from fsd.meta.group import Gathering, GroupCommit, Request
 from fsd.meta.schema import migrate
 from fsd.meta.sql import MAX
@@ -64,6 +65,7 @@ _SETTINGS: Final = {
     "idle_in_transaction_session_timeout": "120s",
     "client_encoding": "UTF8",
 }
+_OURS: Final = "FROM pg_class WHERE relnamespace=CAST(current_schema() AS regnamespace) AND relkind='r'"
 _MIGRATION_LOCK: Final = 0x6673640001  # "fsd", any fixed number
 _RETRY: Final = ("40001", "40P01")  # serialization failure, deadlock: another order will do
 
@@ -158,6 +160,7 @@ class PostgresDatabase:
 
     def __init__(self, url: str, host: Host) -> None:
         self._host = host
+        self._to_vacuum: list[str] = []
         self.where = _where(url)
         self._writers = _Pool(lambda: connect(url), DB_WRITERS_MAX)
         self._readers = _Pool(lambda: connect(url), DB_READERS_MAX)
@@ -193,6 +196,26 @@ class PostgresDatabase:
             raise
         finally:
             self._readers.give(conn)
+
+    def room(self) -> Room:
+        row = self.read(lambda tx: tx.one(f"SELECT CAST(sum(pg_total_relation_size(oid)) AS BIGINT) {_OURS}"))
+        return Room(int(row[0] or 0) if row else 0, 0)
+
+    def give_back(self, pages: int) -> bool:
+        """Each call vacuums one table, whatever `pages`: what is free at a table's end goes to the disk, the
+        rest is used again. `VACUUM FULL` would give back more, and stop everything meanwhile."""
+        if not self._to_vacuum:
+            names = self.read(lambda tx: tx.all(f"SELECT relname {_OURS} ORDER BY relname"))
+            self._to_vacuum = [str(name) for (name,) in names]
+        conn = self._writers.take()
+        try:
+            conn.execute(psycopg.sql.SQL("VACUUM {}").format(psycopg.sql.Identifier(self._to_vacuum.pop())))
+        except psycopg.Error as exc:
+            conn.close()
+            raise translate(exc, self.where) from exc
+        finally:
+            self._writers.give(conn)
+        return bool(self._to_vacuum)
 
     def close(self) -> None:
         self._group.close()

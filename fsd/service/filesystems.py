@@ -26,7 +26,10 @@ from fsd.service.tokens import Tokens
 Page = list[dict[str, Any]]
 Release = Callable[[Tx, FsRef, bool], list[str]]  # `Forks.release`
 _CHUNK: Final = 2000
-_COLUMNS: Final = "id, name, display_name, labels, status, created, seq, storage_bytes, file_count"
+_COLUMNS: Final = (
+    "id, name, display_name, labels, status, created, seq, storage_bytes, file_count, copied, origin_seq, "
+    "(SELECT k.origin_name FROM fork k WHERE k.fs = fs.id)"
+)
 # What belongs to a filesystem and how a bounded part of it is found; `counter` and `idempotency` do not.
 _ROWS: Final = (
     ("applied", "session, last_op", "session IN (SELECT id FROM session WHERE fs = ?)"),
@@ -57,6 +60,8 @@ _ROWS: Final = (
     ("blob", "fs, hash", "fs = ?"),
     # A fork's blob rows may point into packs its ancestors wrote; such packs stay.
     ("pack", "id", "fs = ? AND NOT EXISTS (SELECT 1 FROM blob WHERE blob.pack = pack.id)"),
+    ("dropped", "fs, pack", "fs = ?"),
+    ("sweep", "fs", "fs = ?"),
 )
 
 
@@ -203,6 +208,7 @@ class FileSystems:
             removed += 1
             if removed >= _CHUNK:
                 return removed
+        self._store.tidy(f"packs/{fs.name}")
         self._host.crash_point("collect.last")
         self._db.write(lambda tx: _delete_last(tx, fs))
         return 1
@@ -226,7 +232,8 @@ class FileSystems:
         return {"name": name, "status": "ok", "message": good}
 
     def _shown(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        _id, name, display_name, labels, status, created, seq, storage, files = row
+        _id, name, display_name, labels, status, created, seq, storage, files, copied, at, origin = row
+        fork = {} if origin is None else {"origin_id": origin, "origin_seq": at, "copied": bool(copied)}
         return {
             "file_system_id": name,
             "display_name": display_name,
@@ -237,6 +244,7 @@ class FileSystems:
             "created_at": rfc3339(created),
             "seq": seq,
             "usage": {"storage_bytes": storage, "file_count": files},
+            **fork,
         }
 
 

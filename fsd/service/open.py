@@ -30,6 +30,7 @@ from fsd.service.paths import Paths
 from fsd.service.retention import Retention
 from fsd.service.sessions import SessionInfo, Sessions, insert_session
 from fsd.service.threads import Threads
+from fsd.service.sweep import Sweep
 from fsd.service.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Service:
     instances: Instances
     checkpoints: Checkpoints
     retention: Retention
+    sweep: Sweep
 
     def close(self) -> None:
         self.db.close()
@@ -127,6 +129,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         instances=Instances(db),
         checkpoints=checkpoints,
         retention=retention,
+        sweep=Sweep(db, store, packs, retention, host),
     )
 
 

@@ -117,6 +117,10 @@ class Packs:
         self._store.put(object_key(fs_name, number), pieces)
         return made
 
+    def discard(self, fs_name: str, number: int) -> None:
+        """Delete the object of a pack no row ever named."""
+        self._store.delete(object_key(fs_name, number))
+
     def _number(self) -> int:
         with self._mutex:
             if self._next >= self._end:
@@ -180,7 +184,7 @@ class Packs:
             yield
         except NotFound:
             if prepared is not None and prepared.made is not None and prepared.made.data is None:
-                self._store.delete(object_key(fs_name, prepared.made.number))
+                self.discard(fs_name, prepared.made.number)
             raise
 
     def missing(self, tx: Tx, fs: int, hashes: set[bytes]) -> list[bytes]:
