@@ -22,7 +22,7 @@ import trio
 
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
-from fsd.kernel import runtime, utab
+from fsd.kernel import beneath, runtime, utab
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
@@ -144,9 +144,9 @@ class Daemon:
         self.update(pid=os.getpid(), supervisor_pid=self.start.supervisor_pid)
         if still_listed(self.place, self.options.source):
             # What the last daemon left was kept till now, so that nobody wrote into the directory below.
-            await self._take_back()
-            self._tell_strays(os.listdir(self.place))
-        self.session.mount()
+            await self._replace_dead()
+        else:
+            self.session.mount()
         self.machine.start()  # type: ignore[union-attr]
         self.session.start()
         self.notifier.start()
@@ -162,6 +162,25 @@ class Daemon:
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")
         self.start.channel.ready(self.answer(volume))
+
+    async def _replace_dead(self) -> None:
+        """Mount where the last daemon's mount is: beneath it, where that is possible, and take it away then;
+        else the other way round, with some milliseconds in which the directory below lies open."""
+        flags = {"default_permissions", *(self._fuse_options() & {"allow_other"})}
+        made = beneath.make(self.options.source, flags, read_only=self.options.read_only)
+        if made is None:
+            await self._take_back()
+            self._tell_strays(os.listdir(self.place))
+            self.session.mount()
+            return
+        try:
+            self.session.mount(made.fuse_fd)
+            if not await trio.to_thread.run_sync(made.replace, self.place, self.options.source):
+                await self._take_back()
+                self._tell_strays(os.listdir(self.place))
+                made.put(self.place)
+        finally:
+            made.close()
 
     def _tell_strays(self, names: list[str]) -> None:
         """What was written in the moments when nothing was mounted is about to be covered."""

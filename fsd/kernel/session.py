@@ -159,12 +159,15 @@ class FuseSession:
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, name="fsd-fuse", daemon=True)
 
-    def mount(self) -> None:
-        """Ask the kernel for the mount. Raises `Unsupported` with what to do when it refuses."""
+    def mount(self, fd: int | None = None) -> None:
+        """Ask the kernel for the mount. `fd`: the connection of one that is made already, or will be by the
+        caller. Raises `Unsupported` with what to do when the kernel refuses."""
         self._loop.install()
         options = {*pyfuse3.default_options, *self._options}
+        # libfuse takes this name for a connection that is open.
+        where = str(self._mountpoint) if fd is None else f"/dev/fd/{fd}"
         try:
-            pyfuse3.init(self._operations, str(self._mountpoint), options)
+            pyfuse3.init(self._operations, where, options)
         except FsdError:
             raise
         except RuntimeError as exc:

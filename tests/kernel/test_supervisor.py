@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ from support.processes import die_with_parent
 from support.wait import wait_for
 
 from fsd.host.seam import Host
-from fsd.kernel import runtime, unmount
+from fsd.kernel import beneath, runtime, unmount
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.kernel.supervisor import RESTARTS_MAX
 from fsd.model.errors import Busy, NotDrained, NotFound
@@ -183,6 +185,99 @@ def test_a_killed_daemon_is_started_again(tiny: Tiny) -> None:
         assert unmount.status(tiny.place, tiny.directory)["restarts"] == round_
         assert sorted(os.listdir(tiny.place)) == []
     assert tiny.start().returncode == 7
+
+
+class Scribe:
+    """Makes files in a directory as fast as it can, whatever happens there."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.made = 0
+        self.refused: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        tried = 0
+        while not self._over.is_set():
+            tried += 1
+            try:
+                os.close(os.open(self.place / f"f{tried % 50}", os.O_CREAT | os.O_WRONLY))
+                self.made += 1
+            except OSError as exc:
+                self.refused.add(exc.errno or 0)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(10)
+
+
+@pytest.mark.parametrize("how", ["beneath", "without the kernel's help"])
+def test_no_write_lands_in_the_directory_below_while_a_daemon_is_replaced(tiny: Tiny, how: str) -> None:
+    """As root, where the kernel can put a mount beneath another."""
+    below = os.open(tiny.place, os.O_RDONLY | os.O_DIRECTORY)  # the directory itself, whatever is mounted
+    try:
+        assert tiny.start(*(["old-kernel"] if how != "beneath" else [])).returncode == 0
+        scribe = Scribe(tiny.place)
+        try:
+            for _ in range(RESTARTS_MAX - 1):
+                made = scribe.made
+                tiny.kill_daemon()
+                wait_for(lambda made=made: scribe.made > made + 20, 10, "writes after the restart")
+        finally:
+            scribe.stop()
+        assert scribe.refused <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+        if how == "beneath" and os.geteuid() == 0 and kernel_release() >= (6, 5):
+            assert os.listdir(below) == []
+        assert Path("/proc/self/mounts").read_text().count(f" {tiny.place} ") == 1
+        assert unmount.unmount(tiny.place, tiny.directory, 5, say, Host())["status"] == "unmounted"
+        assert not tiny.listed()
+    finally:
+        for name in os.listdir(below):
+            os.unlink(name, dir_fd=below)
+        os.close(below)
+
+
+def kernel_release() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+
+
+def test_several_dead_mounts_of_one_place_become_one(tiny: Tiny) -> None:
+    """A daemon that died while it took the place of another."""
+    assert tiny.start().returncode == 0
+    record = tiny.record()
+    for pid in (record.supervisor_pid, record.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not tiny.alive(), 10, "both to end")
+    made = beneath.make(record.source, {"default_permissions"}, read_only=False)
+    if made is None:  # not root: then nothing makes two
+        return
+    made.put(tiny.place)
+    os.close(made.fuse_fd)
+    made.close()
+    assert Path("/proc/self/mounts").read_text().count(f" {tiny.place} ") == 2
+    assert tiny.start().returncode == 0
+    assert (tiny.place / "new").write_bytes(b"x") == 1
+    assert Path("/proc/self/mounts").read_text().count(f" {tiny.place} ") == 1
+
+
+def test_a_read_only_mount_made_apart_is_read_only(tiny: Tiny) -> None:
+    made = beneath.make("fsd:x:y", {"default_permissions", "allow_other"}, read_only=True)
+    if made is None:  # not root
+        return
+    try:
+        made.put(tiny.place)
+        (line,) = [
+            line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(tiny.place) in line
+        ]
+        assert " ro,nosuid,nodev,relatime " in line
+        assert " - fuse.fsd fsd:x:y ro," in line
+        assert line.endswith("default_permissions,allow_other")
+        assert not made.replace(tiny.base / "elsewhere", "fsd:x:y"), "there is nothing to replace"
+    finally:
+        os.close(made.fuse_fd)
+        made.close()
 
 
 def test_restarts_end_after_five(tiny: Tiny) -> None:

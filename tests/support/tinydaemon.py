@@ -1,7 +1,7 @@
 """`fsd mount` whose daemon holds a `TinyVolume` and needs no server.
 
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
-BASE/state, records in BASE/run. `hang` shortens the watchdog's patience, `refused` is
+BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the watchdog's patience, `refused` is
 one operation the server would not take. Exits as the command would.
 """
 
@@ -23,8 +23,11 @@ from support.tinyvolume import TinyVolume
 
 def tiny(*args: Any) -> Any:
     """Stands for `open_volume`; runs in the daemon, so that the supervisor stays as small as it is."""
+    import fsd.kernel.beneath
     import fsd.kernel.daemon
 
+    if "old-kernel" in sys.argv:
+        fsd.kernel.beneath._FSOPEN = 9999  # type: ignore[misc]
     if "hang" in sys.argv:
         fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
     made = TinyVolume()
