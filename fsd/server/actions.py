@@ -32,7 +32,7 @@ from fsd.server.tree_json import (
     read_revision,
     stat_object,
 )
-from fsd.service.access import FsRef, Grant, hold
+from fsd.service.access import FsRef, Grant, check_own, hold_tree
 from fsd.service.idempotency import Answer, Call
 from fsd.service.paths import Done, Paths, Plan
 from fsd.service.tree import seq_of
@@ -52,7 +52,7 @@ def change(
 
     def run(tx: Tx) -> Answer:
         made.clear()
-        hold(tx, fs, who)
+        hold_tree(tx, fs, who)
 
         def once(inner: Tx) -> Answer:
             answer, done = effect(inner)
@@ -61,7 +61,7 @@ def change(
 
         return ctx.service.idempotency.run(tx, call, once)
 
-    answer = ctx.service.db.write(run)
+    answer = ctx.service.forks.when_copied(fs, lambda: ctx.service.db.write(run))
     for done in made:
         if done.moved:
             ctx.service.feed.wake(fs.id, done.seq)
@@ -107,6 +107,7 @@ def _done(name: str, done: Done) -> dict[str, Any]:
 
 def _rehearse(ctx: Context, fs: FsRef, name: str, plan: Callable[[Tx], Plan]) -> Answer:
     def read(tx: Tx) -> Answer:
+        check_own(tx, fs)
         made = plan(tx)
         found = {
             "action": name,
@@ -119,7 +120,7 @@ def _rehearse(ctx: Context, fs: FsRef, name: str, plan: Callable[[Tx], Plan]) ->
             found.update(removed=made.removed, more=made.more)
         return to_answer(found)
 
-    return ctx.service.db.read(read)
+    return ctx.service.forks.when_copied(fs, lambda: ctx.service.db.read(read))
 
 
 def _mkdir(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:

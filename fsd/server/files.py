@@ -55,7 +55,7 @@ from fsd.server.tree_json import (
     stat_object,
     tags_of,
 )
-from fsd.service.access import FsRef, Grant
+from fsd.service.access import FsRef, Grant, check_own
 from fsd.service.idempotency import Answer, Call, check_key
 from fsd.service.namespace import list_some, weight
 from fsd.service.paths import Done, Put, need_file
@@ -293,8 +293,13 @@ def _check_first(ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put
     call = _put_call(request, who, NOTHING)
     if call is not None and ctx.service.idempotency.knows(call):
         return
+
+    def plan(tx: Tx) -> None:
+        check_own(tx, fs)
+        ctx.service.paths.put(tx, fs, put, NOTHING, None)
+
     try:
-        ctx.service.db.read(lambda tx: ctx.service.paths.put(tx, fs, put, NOTHING, None))
+        ctx.service.forks.when_copied(fs, lambda: ctx.service.db.read(plan))
     except FoldNeeded:
         return  # found again, and done, at the end
 

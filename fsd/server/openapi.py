@@ -41,6 +41,7 @@ _NEW_FS: Final = {
 }
 _ID: Final = _FS + "/{id}"
 _LIMITED: Final = {"limit": "integer", "cursor": "string"}
+_WITH_FORKS: Final = {"cascade": "integer", "detach": "integer"}
 _JOURNAL: Final = {
     "journal_id": "string",
     "kind": "string",
@@ -130,9 +131,16 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("GET", _FS): Says(
         "admin", {200: "FileSystems"}, {"display_name": "string", "label": "string", **_LIMITED}
     ),
-    ("GET", _ID): Says("either", {200: "FileSystem"}),
+    ("GET", _ID): Says("either", {200: "FileSystem"}, {"chain": "integer"}),
     ("GET", _ID + "/check"): Says("either", {200: "Check"}),
-    ("DELETE", _ID): Says("admin", {200: "Deleting"}),
+    ("DELETE", _ID): Says("admin", {200: "Deleting"}, _WITH_FORKS),
+    ("POST", _ID + "/forks"): Says(
+        "either",
+        {201: "Fork"},
+        body={"display_name": "string", "labels": "object", "checkpoint": "string"},
+    ),
+    ("GET", _ID + "/forks"): Says("either", {200: "Forks"}, _LIMITED),
+    ("DELETE", _ID + "/forks/{fork}"): Says("either", {200: "Deleting"}, _WITH_FORKS),
     ("POST", _ID + "/tokens"): Says(
         "admin", {201: "CreatedToken"}, body={"token_name": "string", "ttl_s": "integer"}
     ),
@@ -248,8 +256,25 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "usage": "object",
     },
     "FileSystems": {"region_code": "string", "file_systems": "array", "next_cursor": "?string"},
+    "Fork": {
+        "file_system_id": "string",
+        "fs_token": "string",
+        "token_id": "string",
+        "region_code": "string",
+        "status": "string",
+        "display_name": "string",
+        "labels": "object",
+        "created_at": "string",
+        "origin_id": "string",
+        "origin_seq": "integer",
+        "origin_checkpoint": "?string",
+        "fs_seq": "integer",
+        "copied": "boolean",
+        "server_ms": "number",
+    },
+    "Forks": {"forks": "array", "next_cursor": "?string"},
     "Check": {"file_system_id": "string", "status": "string", "checks": "array"},
-    "Deleting": {"file_system_id": "string", "status": "string"},
+    "Deleting": {"file_system_id": "string", "status": "string", "forks_deleted": "array"},
     "CreatedToken": {
         "file_system_id": "string",
         "token_id": "string",

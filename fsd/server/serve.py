@@ -175,6 +175,7 @@ async def _housekeeping(front: Front) -> None:
     while True:
         try:
             more = await ctx.poll(ctx.service.filesystems.collect)
+            more += await ctx.poll(ctx.service.forks.copy_some)
             more += await ctx.poll(ctx.service.idempotency.sweep)
         except FsdError as exc:
             log.warning("housekeeping: %s; it is tried again", exc)

@@ -53,13 +53,27 @@ def hold(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
 
 
 def hold_tree(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
-    """As `hold`, for what changes the tree. Raises `ForkCopying` while the filesystem is a fork whose rows are
-    still its origin's: outside of the transaction the caller waits (`Forks.when_copied`), or lets its own
+    """As `hold`, for what changes the tree. Raises `ForkCopying` while the filesystem is a fork whose rows
+    are still its origin's: outside of the transaction the caller waits (`Forks.when_copied`), or lets its own
     caller come again."""
     seq, pinned, copied = _hold(tx, fs, who)
     if not copied:
-        raise ForkCopying(f"the fork {fs.name} is still being copied")
+        raise _copying(fs)
     return seq, pinned
+
+
+def check_own(tx: Tx, fs: FsRef) -> None:
+    """Before live rows are read to plan a change that is not made (a dry run): as `hold_tree`, without a
+    lock."""
+    row = tx.one("SELECT copied FROM fs WHERE id=? AND status='active'", (fs.id,))
+    if row is None:
+        raise no_file_system(fs.name)
+    if not row[0]:
+        raise _copying(fs)
+
+
+def _copying(fs: FsRef) -> ForkCopying:
+    return ForkCopying(f"the fork {fs.name} is still being copied")
 
 
 def _hold(tx: Tx, fs: FsRef, who: Grant | None) -> tuple[int, int, int]:

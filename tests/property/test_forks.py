@@ -168,8 +168,8 @@ def record(bench: Bench, fs: FsRef, seq: int, pin: int) -> str:
     name = f"chk_{seq}_{pin}"
     bench.service.db.write(
         lambda tx: tx.execute(
-            "INSERT INTO checkpoint (fs, key, id, thread, created, stored, reason, kind, fs_seq, pin, entries, "
-            "body) VALUES (?,?,?,?,0,0,'\"named\"','native',?,?,0,?) ON CONFLICT DO NOTHING",
+            "INSERT INTO checkpoint (fs, key, id, thread, created, stored, reason, kind, fs_seq, pin, "
+            "entries, body) VALUES (?,?,?,?,0,0,'\"named\"','native',?,?,0,?) ON CONFLICT DO NOTHING",
             (fs.id, hashlib.sha256(name.encode()).digest(), name.encode(), b"t", seq, pin, b"{}"),
         )
     )

@@ -1,0 +1,113 @@
+"""Routes of forks: made, listed, taken back, deleted; by the admin key or a token of the origin.
+
+A token of a filesystem may do to its forks, and to theirs, what it may do to the filesystem itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fsd.meta.database import Tx
+from fsd.model.errors import UsageError
+from fsd.server.context import (
+    Context,
+    check_fs_name,
+    context,
+    idempotent_call,
+    json_response,
+    only,
+    query_flag,
+    query_limit,
+    read_json,
+    send,
+    string,
+    to_answer,
+)
+from fsd.server.control import ONE
+from fsd.server.route import RouteDef, route
+from fsd.service.access import ADMIN_GRANT, FsRef, Grant
+from fsd.service.idempotency import Answer
+
+FORKS: Final = ONE + "/forks"
+
+
+async def who(ctx: Context, request: Request) -> tuple[FsRef, Grant]:
+    """The path's filesystem, for the admin key or a token of it."""
+    if ctx.is_admin(request):
+        name = check_fs_name(request.path_params["id"])
+        return await ctx.run(lambda: ctx.service.filesystems.get(name)), ADMIN_GRANT
+    return await ctx.who(request)
+
+
+async def create(request: Request) -> Response:
+    """A new filesystem at the head of this one or at one of its checkpoints, with its owner token. It can be
+    read, mounted and written at once."""
+    ctx = context(request)
+    origin, grant = await who(ctx, request)
+    body, raw = await read_json(request)
+    only(body, "display_name", "labels", "checkpoint")
+    labels = body.get("labels") or {}
+    if not isinstance(labels, dict):
+        raise UsageError("labels is an object of strings")
+    name, checkpoint = string(body, "display_name") or "", string(body, "checkpoint")
+
+    def effect(tx: Tx) -> Answer:
+        began = ctx.host.monotonic()
+        made = ctx.service.forks.create(tx, origin, name, list(labels.items()), checkpoint)
+        return to_answer({**made, "server_ms": (ctx.host.monotonic() - began) * 1000}, 201)
+
+    return await _write(ctx, request, grant, raw, effect)
+
+
+async def list_all(request: Request) -> Response:
+    """The forks of a filesystem in order of id; not those of its forks."""
+    ctx = context(request)
+    origin, _ = await who(ctx, request)
+    after, limit = request.query_params.get("cursor", ""), query_limit(request)
+    return json_response(await ctx.run(lambda: ctx.service.forks.page(origin, after, limit)))
+
+
+async def delete(request: Request) -> Response:
+    """Delete a fork; its own forks that still read its files are copied first with `detach`, go with
+    `cascade`, and otherwise keep it."""
+    ctx = context(request)
+    origin, grant = await who(ctx, request)
+    name = check_fs_name(request.path_params["fork"])
+    _, raw = await read_json(request)
+    cascade, detach = query_flag(request, "cascade"), query_flag(request, "detach")
+    if cascade and detach:
+        raise UsageError("cascade and detach exclude each other")
+    service = ctx.service
+
+    def effect(tx: Tx) -> Answer:
+        fork = service.forks.need_descendant(tx, origin, name)
+        return to_answer(service.filesystems.delete(tx, fork.name, cascade=cascade))
+
+    if detach:
+        await ctx.run(lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name)))
+        await ctx.run(lambda: service.forks.detach(name))
+    return await _write(ctx, request, grant, raw, effect)
+
+
+async def _write(
+    ctx: Context, request: Request, grant: Grant, raw: bytes, effect: Callable[[Tx], Answer]
+) -> Response:
+    """Effect and remembered answer in one transaction; a token in it is unsealed after it."""
+    call = idempotent_call(request, grant.token_id, raw)
+    service = ctx.service
+    answer = await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect)))
+    shown = service.tokens.unseal(json.loads(answer.body))
+    return send(Answer(answer.status, to_answer(shown).body, answer.replayed))
+
+
+def routes() -> list[RouteDef]:
+    return [
+        route("POST", FORKS, create),
+        route("GET", FORKS, list_all),
+        route("DELETE", FORKS + "/{fork}", delete),
+    ]
