@@ -19,6 +19,7 @@ from fsd.model.errors import NotFound, UsageError
 from fsd.model.limits import BLOCK
 from fsd.model.names import show
 from fsd.service.access import FsRef
+from fsd.service.audit_contract import audit_contract, name_references
 
 _KEYS: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino, idx"}
 
@@ -60,6 +61,7 @@ class _Audit:
         if self.copied:
             self.tree()
         self.content()
+        audit_contract(self.tx, self.fs, self.say)
         if self.first is not None:
             self.fork()
         self.feed()
@@ -162,7 +164,7 @@ class _Audit:
             row[0]: row[1:]
             for row in self.all("SELECT ino, mode, size FROM inode WHERE fs=? AND died=140737488355327")
         }
-        refs: dict[bytes, int] = defaultdict(int)
+        refs = name_references(self.tx, self.fs)
         lengths = dict(self.all("SELECT hash, raw_len FROM blob WHERE fs=?"))
         used = 0
         for table, idx in (("inode", "0"), ("block", "idx")):

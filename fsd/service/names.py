@@ -23,7 +23,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model import blocks
 from fsd.model.blocks import Parts
-from fsd.model.errors import Conflict, IntegrityError, InvalidBlob, NotFound, TooLarge
+from fsd.model.errors import Conflict, IntegrityError, InvalidBlob, NotFound, TooLarge, UsageError
 from fsd.model.limits import BLOCK, CONTRACT_BLOB_MAX, READ_BLOCKS, SWEEP_NAMES, SWEEP_OLDER_MS
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.contract_check import ARTIFACTS, FILES, JsonObject, check_older, is_key, key_text, name_of
@@ -85,8 +85,11 @@ def pack_parts(found: Sequence[Parts]) -> bytes:
 
 
 def unpack_parts(raw: bytes) -> list[Parts]:
-    """Raises `UsageError` for what is damaged."""
-    return [blocks.decode(one) for one in msgpack.unpackb(raw, raw=False)]
+    """Raises `IntegrityError` for what is damaged."""
+    try:
+        return [blocks.decode(one) for one in msgpack.unpackb(raw, raw=False)]
+    except (ValueError, TypeError, UsageError, msgpack.exceptions.UnpackException) as exc:
+        raise IntegrityError("the blocks of a blob's name cannot be read") from exc
 
 
 def hashes_of(found: Sequence[Parts]) -> set[bytes]:
