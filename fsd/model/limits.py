@@ -190,6 +190,7 @@ HISTORY_STATES_MAX: Final = 500  # retained states one request for a file's hist
 RESTORE_TOLD_MAX: Final = 20_000  # names and inodes one commit tells the feed; after more, readers reload
 PRUNE_STEP: Final = 50  # checkpoints one request deletes, and pins one step of housekeeping
 EXPORT_PAGE: Final = 500  # entries an export reads at a time
+MOUNT_PIN: Final = 900.0  # a mounted state stays so long after the mount last asked for it
 EXPORT_PIN: Final = 24 * 3600.0  # an export that was cut off keeps its state so long
 
 # Capture and restore of a local directory.

@@ -19,7 +19,7 @@ from fsd.meta.database import Tx
 from fsd.meta.sql import chunks, in_list, values_list
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import REQUESTS_MAX
-from fsd.server import blobs, checkpoints, clock, control, files, forks, journals, leases, mount
+from fsd.server import blobs, checkpoints, clock, control, files, forks, journals, leases, mount, states
 from fsd.server.context import Context, context, json_response
 from fsd.server.errors import answer, log, translate
 from fsd.server.openapi import document
@@ -45,6 +45,7 @@ def all_routes() -> list[RouteDef]:
         *journals.routes(),
         *files.routes(),
         *mount.routes(),
+        *states.routes(),
         *leases.routes(),
         *checkpoints.routes(),
         *blobs.routes(),

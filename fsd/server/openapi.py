@@ -198,6 +198,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         "token", {200: "Object"}, body={"ended": "string", "pending": "array"}
     ),
     ("POST", _ID + "/sessions/{n}/report"): Says("token", {200: "Object"}, body={"pending": "array"}),
+    ("POST", _ID + "/sessions/{n}/state"): Says("token", {200: "Kept"}, _AT),
     ("POST", _ID + "/leases"): Says(
         "token",
         {201: "Lease"},
@@ -342,6 +343,7 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "block_size": "integer",
         "fence": "integer",
     },
+    "Kept": {"fs_seq": "integer", "expires_at": "string", "renew_after_s": "number"},
     "Lease": {
         "kind": "string",
         "fence": "integer",
