@@ -208,14 +208,14 @@ class Difference:
         for key in sorted(self._moved):
             if self._is_modified(key):
                 done.add(key)
-                yield self._modified(key)
+                yield from self._modified(key)
         for ino in sorted(lost.keys() | won.keys()):
             gone = [key for key in lost[ino] if key not in done]
             come = [key for key in won[ino] if key not in done]
             yield from self._of_one(ino, gone, come)
 
     def _is_modified(self, key: Key) -> bool:
-        """A file there on both sides, under inodes each of which is there on one side only."""
+        """Something of one type on both sides, under inodes each of which is there on one side only."""
         old, new = self._entries_before.get(key), self._entries_after.get(key)
         if old is None or new is None:
             return False
@@ -227,9 +227,9 @@ class Difference:
             or self.before.attr(new) is not None
         ):
             return False
-        return not was.is_dir and stat.S_IFMT(was.mode) == stat.S_IFMT(now.mode)
+        return stat.S_IFMT(was.mode) == stat.S_IFMT(now.mode)
 
-    def _modified(self, key: Key) -> Change:
+    def _modified(self, key: Key) -> Iterator[Change]:
         old, new = self._entries_before[key], self._entries_after[key]
         was, now = self.before.attr(old), self.after.attr(new)
         assert was is not None, "it was there"
@@ -237,7 +237,9 @@ class Difference:
         content = _head_differs(was, now) or (
             was.size == now.size and self.before.content((old,))[old] != self.after.content((new,))[new]
         )
-        return Change(self.after.path(key), MODIFIED if content else ATTRIBUTES, was, now, None, content)
+        if content or _attributes_differ(was, now):
+            kind = MODIFIED if content else ATTRIBUTES
+            yield Change(self.after.path(key), kind, was, now, None, content)
 
     def _of_one(self, ino: int, gone: Sequence[Key], come: Sequence[Key]) -> Iterator[Change]:
         """The names an inode lost and got: pairs of them are renames where it is there on both sides."""
@@ -250,9 +252,11 @@ class Difference:
             if key not in self._entries_after or not self._takes_over(key):
                 yield Change(self.before.path(key), REMOVED, was, None)
         for key in come[pairs:]:
-            old = self._entries_before.get(key)
-            kind = ADDED if old is None or not self._takes_over(key) else REPLACED
-            yield Change(self.after.path(key), kind, self.before.attr(old) if old else None, now)
+            there = self._entries_before.get(key)
+            if there is None or not self._takes_over(key):
+                yield Change(self.after.path(key), ADDED, None, now)
+            else:
+                yield Change(self.after.path(key), REPLACED, self.before.attr(there), now, None, True)
 
     def _takes_over(self, key: Key) -> bool:
         """Whether what is under `key` now came there as new: told as one change, `replaced`."""

@@ -15,7 +15,7 @@ import msgpack
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.limits import FEED_PAGE_MAX, FEED_WAIT_MAX, MIB
+from fsd.model.limits import FEED_PAGE_MAX, FEED_TOLD_MAX, FEED_WAIT_MAX, MIB
 from fsd.service.access import FsRef, no_file_system
 from fsd.service.view import NameKey
 from fsd.service.writers import seen
@@ -90,9 +90,11 @@ class Feed:
         return self._db.read(look)
 
     def append(self, tx: Tx, fs: int, seq: int, session: int, inos: list[int], names: list[NameKey]) -> None:
-        """The change row of commit `seq`; now and then the oldest rows go."""
+        """The change row of commit `seq`; now and then the oldest rows go. Of more than FEED_TOLD_MAX changes
+        it says nothing: an empty row tells readers to start over."""
         now = self._host.wall_ns()
-        what = msgpack.packb((inos, names), use_bin_type=True)
+        told = len(inos) + len(names) <= FEED_TOLD_MAX
+        what = msgpack.packb((inos, names), use_bin_type=True) if told else b""
         tx.execute(
             "INSERT INTO change (fs, seq, session, at, what) VALUES (?,?,?,?,?)",
             (fs, seq, session, now, what),
@@ -136,6 +138,8 @@ def _changes(tx: Tx, fs: FsRef, after: int, head: int) -> FeedPage:
             (fs.id, changes[-1].seq if changes else after, _STEP),
         )
         for seq, session, what in rows:
+            if not what:
+                return FeedPage(head, (), True)
             size += len(what)
             if changes and size > _PAGE_BYTES:
                 return FeedPage(head, tuple(changes), False)

@@ -27,10 +27,11 @@ from fsd.service.namespace import Namespace
 from fsd.service.native import Checkpoints
 from fsd.service.packs import Packs
 from fsd.service.paths import Paths
+from fsd.service.restore import Restores
 from fsd.service.retention import Retention
 from fsd.service.sessions import SessionInfo, Sessions, insert_session
-from fsd.service.threads import Threads
 from fsd.service.sweep import Sweep
+from fsd.service.threads import Threads
 from fsd.service.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Service:
     names: Names
     instances: Instances
     checkpoints: Checkpoints
+    restores: Restores
     retention: Retention
     sweep: Sweep
 
@@ -128,6 +130,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         names=Names(db, packs, host),
         instances=Instances(db),
         checkpoints=checkpoints,
+        restores=Restores(packs, commits, feed, checkpoints, host),
         retention=retention,
         sweep=Sweep(db, store, packs, retention, host),
     )

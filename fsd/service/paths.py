@@ -106,7 +106,7 @@ class Paths:
         # As with O_EXCL, a symlink counts as existing then, wherever it leads.
         place = resolve(tx, fs.id, put.path, follow=not fresh, parents=put.parents)
         now = self._host.wall_ns()
-        build = _Builder(self._new_ino, now)
+        build = Builder(self._new_ino, now)
         node = place.node
         check_revision(place, put.if_match)
         if node is not None:
@@ -126,7 +126,7 @@ class Paths:
             build.setattr(node.ino, mode=put.mode)
         return Plan(build.ops, place.path, prepared=content.prepared)
 
-    def _new_file(self, build: _Builder, place: Place, put: Put) -> Attr:
+    def _new_file(self, build: Builder, place: Place, put: Put) -> Attr:
         parent = build.directories(place, place.missing[:-1], put.uid, put.gid)
         mode = FILE_MODE if put.mode is None else put.mode
         return build.create(parent, place.missing[-1], stat.S_IFREG | mode, put.uid, put.gid)
@@ -143,7 +143,7 @@ class Paths:
         if node.blocks > COPY_BLOCKS_MAX:
             raise TooLarge("the file is too large to be copied on the server", hint="copy it through a mount")
         place = resolve(tx, fs.id, target, follow=True)
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         there = place.node
         if there is not None:
             if not overwrite:
@@ -183,7 +183,7 @@ class Paths:
             if parents and place.node.is_dir:
                 return Plan([], place.path)
             raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         parent = build.directories(place, place.missing[:-1], uid, gid)
         wanted = stat.S_IFDIR | (DIR_MODE if mode is None else mode)
         build.create(parent, place.missing[-1], wanted, uid, gid)
@@ -204,7 +204,7 @@ class Paths:
             raise UsageError(f"a symlink's target has 1 to {SYMLINK_MAX} bytes and no NUL")
         place = resolve(tx, fs.id, path)
         check_revision(place, if_match)
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         there = place.node
         if there is not None:
             if not overwrite or there.is_dir:
@@ -223,7 +223,7 @@ class Paths:
             raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
         if node.is_dir:
             raise PosixError(errno.EPERM, f"{show(origin.path)} is a directory, which has one name")
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         build.add(ops.Link, ops.LINK, node.ino, place.parent.ino, place.name, build.now)
         return Plan(build.ops, place.path)
 
@@ -239,7 +239,7 @@ class Paths:
             raise PosixError(errno.EINVAL, f"{show(origin.path)} cannot move below itself")
         if origin.path.startswith(place.path + b"/"):
             raise PosixError(errno.ENOTEMPTY, f"{show(place.path)} is not empty")
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         flags = 0 if overwrite else ops.RENAME_NOREPLACE
         over, base = (0, 0) if there is None else (there.ino, there.cseq)
         build.add(
@@ -273,7 +273,7 @@ class Paths:
         check_revision(place, if_match)
         if node.ino == ROOT_INO:
             raise PosixError(errno.EBUSY, "the root cannot be removed")
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         if not node.is_dir:
             build.unlink(place, node)
             return Plan(build.ops, removed=1)
@@ -306,7 +306,7 @@ class Paths:
         """chmod, chown, utimens."""
         place = resolve(tx, fs.id, path, follow=follow)
         node = place.need()
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         build.setattr(node.ino, mode=mode, uid=uid, gid=gid, mtime=mtime_ns, atime=atime_ns)
         return Plan(build.ops, place.path)
 
@@ -318,16 +318,16 @@ class Paths:
         node = place.need()
         if value is None and name not in (node.xattrs or {}):
             raise PosixError(errno.ENODATA, f"{show(place.path)} has no attribute {show(name)}")
-        build = _Builder(self._new_ino, self._host.wall_ns())
+        build = Builder(self._new_ino, self._host.wall_ns())
         build.setxattr(node.ino, name, value)
         return Plan(build.ops, place.path)
 
 
-class _Builder:
+class Builder:
     """Operations in order, numbered from 1. Knows of the inodes it makes what later operations need."""
 
     def __init__(self, new_ino: Callable[[], int], now: int) -> None:
-        self._new_ino = new_ino
+        self.new_ino = new_ino
         self.now = now
         self.ops: list[ops.Op] = []
 
@@ -365,7 +365,7 @@ class _Builder:
         gid = parent.gid if gid is None or parent.mode & stat.S_ISGID else gid
         if parent.mode & stat.S_ISGID and stat.S_ISDIR(mode):
             mode |= stat.S_ISGID
-        ino = self._new_ino()
+        ino = self.new_ino()
         self.add(ops.Create, ops.CREATE, parent.ino, name, ino, mode, uid, gid, 0, target, self.now)
         now = self.now
         return Attr(ino, mode, 1, uid, gid, 0, now, now, now, 0, target, 0, None, None, 0, 0, 0)
