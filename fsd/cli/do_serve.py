@@ -12,10 +12,12 @@ from fsd.cli.output import Raw
 
 def serve(context: Context, args: SimpleNamespace) -> Raw:
     from fsd.server.serve import ServeOptions, run
+    from fsd.service.retention import Retention
 
     # Flags alone: a server must not take the region or the key that its shell holds for another one.
     given = make_claim(Environment({}), args, context.streams.stdin)
     env, say = context.env, context.say
+    retention = Retention(args.grace, args.history, args.keep_changes, args.keep_sessions, args.sweep_every)
     options = ServeOptions(
         data_dir=Path(args.data_dir),
         listen=args.listen,
@@ -31,5 +33,6 @@ def serve(context: Context, args: SimpleNamespace) -> Raw:
         test_clock=args.test_clock,
         output_json=args.output == "json",
         notify_socket=env.get(("NOTIFY_SOCKET",)),
+        retention=retention,
     )
     return Raw(run(options, context.host))

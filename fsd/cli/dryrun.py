@@ -39,8 +39,9 @@ def envelope(context: Context) -> Document:
     except FsdError as exc:
         error = exc
         checks.append({"name": "identity", "status": "failed", "message": context.redact(exc.message)})
+    would: dict[str, Any] = {}
     if error is None:
-        error = _ask(context, checks)
+        error = _ask(context, checks, would)
     method, path, description = row.plan
     formatter = string.Formatter()
     return Document(
@@ -58,20 +59,26 @@ def envelope(context: Context) -> Document:
                 },
             },
             "checks": checks,
+            **would,
         },
         error=error,
     )
 
 
-def _ask(context: Context, checks: list[dict[str, str]]) -> FsdError | None:
-    """What can be found out without changing anything: the server tries a file action and takes it back, a
-    mount point is looked at."""
+def _ask(context: Context, checks: list[dict[str, str]], would: dict[str, Any]) -> FsdError | None:
+    """What can be found out without changing anything: the server tries a file action and takes it back, or
+    counts what a sweep would remove (into `would`); a mount point is looked at."""
     row = context.command
     try:
         if row.handler.startswith("do_files:") and row.plan[0] == "POST":
             context.args.yes = True
             call(row.handler, context)
             checks.append({"name": "server", "status": "ok", "message": "the server would do it"})
+        elif row.handler == "do_sweep:sweep":
+            counted = call(row.handler, context)
+            assert isinstance(counted, Document)
+            would["would"] = counted.value
+            checks.append({"name": "server", "status": "ok", "message": "the server has counted"})
         elif row.name == "mount":
             from fsd.kernel.mountpoint import check_place, require_fuse, resolve
 

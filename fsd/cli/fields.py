@@ -18,6 +18,10 @@ _TOKEN: Final = (
     "file_system_id token_id status"
     " long: local_credentials_updated local_credentials_reason cache_convergence_note"
 )
+_SWEEP = (
+    "dry_run file_systems pins rows blobs blob_bytes packs packs_rewritten packs_gathered packs_damaged"
+    " bytes_rewritten objects object_bytes strays stray_bytes database{bytes,free_bytes}"
+)
 _NEW_TOKEN: Final = (
     "file_system_id token_id token_name scope_kind status issued_at expires_at expired fs_token"
 )
@@ -38,6 +42,8 @@ FIELDS: Final = {
     "token enable": _TOKEN,
     "token delete": _TOKEN,
     "token rotate": _NEW_TOKEN + " replaced_token_id",
+    "sweep": _SWEEP,
+    "checkpoint sweep": _SWEEP,
     "audit": "ok file_systems findings[]",
     "doctor": "status version works{} checks[]",
     "cp": "operation source_path target_path bytes_transferred files_transferred directories symlinks skipped"

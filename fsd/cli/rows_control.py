@@ -6,6 +6,7 @@ from typing import Final
 
 from fsd.cli import values
 from fsd.cli.table import YES, Command, flag, operand, switch
+from fsd.model import limits
 
 STORED: Final = "fsd stores no credentials on disk; keep the token in FSD_TOKEN or a secret manager"
 FS_OPERAND: Final = flag("--file-system-id", "id of the filesystem", metavar="FS", position=0)
@@ -37,6 +38,16 @@ ROWS: Final = (
             flag("--tls-cert", "certificate chain (PEM)", metavar="FILE"),
             flag("--tls-key", "private key (PEM)", metavar="FILE"),
             switch("--behind-proxy", "a proxy in front does TLS: allow another address than loopback"),
+            flag("--grace", "content nothing refers to any more is kept so long (default 1d; at least 5m)",
+                 values.duration, metavar="DURATION", default=limits.GRACE),
+            flag("--history", "the state at a journal entry is kept so long (default 7d)",
+                 values.duration, metavar="DURATION", default=limits.HISTORY),
+            flag("--keep-changes", "the change feed reaches back so far at most (default 30d)",
+                 values.duration, metavar="DURATION", default=limits.FEED_KEEP),
+            flag("--keep-sessions", "a mount that was away so long comes back as a new one (default 30d)",
+                 values.duration, metavar="DURATION", default=limits.SESSION_KEEP),
+            flag("--sweep-every", "pause between sweeps of a filesystem (default 10m; 0s: only `fsd sweep`)",
+                 values.duration, metavar="DURATION", default=limits.SWEEP_EVERY),
             switch("--test-clock", "for tests: the clock can be moved over HTTP"),
             switch("--metrics", "accepted: /metrics is always there"),
         ),
@@ -128,6 +139,20 @@ ROWS: Final = (
             flag("--ttl", "how long the new one holds", values.positive_duration, metavar="DURATION"),
             YES,
         ),
+    ),
+    *(
+        Command(
+            words, (), GROUP, "give back the room of what nothing shows any more",
+            f"fsd {' '.join(words)} --older-than 1d --dry-run", "do_sweep:sweep", identity="admin",
+            changes=True, plan=("POST", "/v1/sweep", "remove what nothing has used for the grace"),
+            flags=(
+                flag("--file-system-id", "only this filesystem", metavar="FS", position=0, dest="only"),
+                flag("--older-than", "what nothing has used for so long (default: the server's --grace)",
+                     values.duration, metavar="DURATION"),
+                switch("--vacuum", "afterwards give the database's free room back to its disk"),
+            ),
+        )
+        for words in (("sweep",), ("checkpoint", "sweep"))
     ),
     Command(
         ("audit",), (), "Other", "check the invariants of what a stopped server stored",

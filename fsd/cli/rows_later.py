@@ -40,7 +40,7 @@ ROWS: Final = (
     *(
         _row(CHECKPOINTS, f"checkpoint {verb}")
         for verb in (
-            "create", "list", "show", "diff", "mount", "restore", "export", "cat", "delete", "prune", "sweep",
+            "create", "list", "show", "diff", "mount", "restore", "export", "cat", "delete", "prune",
             "capture",
         )
     ),

@@ -58,6 +58,23 @@ class Control:
     def delete(self, file_system_id: str) -> JsonObject:
         return self.http.json("DELETE", f"{BASE}/{_id(file_system_id)}")
 
+    def sweep(
+        self, only: str | None, older_than: float | None, *, dry_run: bool, vacuum: bool
+    ) -> Iterator[JsonObject]:
+        """A sweep of the filesystem `only`, or of all, in pages that each say what was done. `older_than` in
+        seconds, None: the server's grace."""
+        body: JsonObject = {"dry_run": dry_run, "vacuum": vacuum}
+        if only is not None:
+            body["file_system_id"] = only
+        if older_than is not None:
+            body["older_than_ms"] = int(older_than * 1000)
+        while True:
+            page = self.http.json("POST", "/v1/sweep", body=body)
+            yield page
+            if page["next_cursor"] is None:
+                return
+            body["cursor"] = page["next_cursor"]
+
     def wait_usable(self, file_system_id: str, seconds: float) -> JsonObject:
         """Until the filesystem's check answers ok, at most `seconds`; its description. Raises
         `Unavailable`; the filesystem stays in any case."""

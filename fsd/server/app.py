@@ -19,7 +19,19 @@ from fsd.meta.database import Tx
 from fsd.meta.sql import chunks, in_list, values_list
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import REQUESTS_MAX
-from fsd.server import blobs, checkpoints, clock, control, files, forks, journals, leases, mount, states
+from fsd.server import (
+    blobs,
+    checkpoints,
+    clock,
+    control,
+    files,
+    forks,
+    journals,
+    leases,
+    mount,
+    states,
+    sweep,
+)
 from fsd.server.context import Context, context, json_response
 from fsd.server.errors import answer, log, translate
 from fsd.server.openapi import document
@@ -41,6 +53,7 @@ def all_routes() -> list[RouteDef]:
         route("GET", "/metrics", metrics),
         route("GET", "/openapi.json", openapi),
         *control.routes(),
+        *sweep.routes(),
         *forks.routes(),
         *journals.routes(),
         *files.routes(),
@@ -84,7 +97,8 @@ async def metrics(request: Request) -> Response:
     """Prometheus text."""
     ctx = context(request)
     gauges = {"fsd_long_polls_waiting": float(ctx.waiters.count)}
-    return PlainTextResponse(ctx.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+    text = ctx.metrics.text(gauges, sweep.counters(ctx))
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
 async def openapi(request: Request) -> Response:
@@ -145,6 +159,7 @@ class Front:
         """After the last request: end the worker threads, then the service."""
         self.context.pool.shutdown()
         self.context.polls.shutdown()
+        self.context.sweeps.shutdown()
         self.context.service.close()
 
 

@@ -68,6 +68,7 @@ class Context:
     manifests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MANIFESTS_MAX))
     walks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WALKS_MAX))
     polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
+    sweeps: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sweep"))
 
     async def run(self, fn: Callable[[], T]) -> T:
         """`fn()` on a worker thread, with this request's context (the test clock)."""

@@ -27,8 +27,8 @@ class Metrics:
     def error(self, code: str) -> None:
         self._errors[code] += 1
 
-    def text(self, gauges: dict[str, float]) -> str:
-        """The exposition; `gauges` are added by name."""
+    def text(self, gauges: dict[str, float], counters: dict[str, float]) -> str:
+        """The exposition; `gauges` and `counters` are added by name."""
         lines = ["# TYPE fsd_requests_total counter"]
         for (route, method, status), count in sorted(self._requests.items()):
             lines.append(
@@ -49,6 +49,8 @@ class Metrics:
             lines.append(f"fsd_errors_total{{{_labels(code=code)}}} {count}")
         for name, value in {"fsd_requests_in_flight": self.in_flight, **gauges}.items():
             lines += [f"# TYPE {name} gauge", f"{name} {value:g}"]
+        for name, value in counters.items():
+            lines += [f"# TYPE {name} counter", f"{name} {value:.0f}"]
         return "\n".join(lines) + "\n"
 
 

@@ -49,6 +49,13 @@ _JOURNAL: Final = {
     "actor": "string",
     "labels": "array",
 }
+_SWEEP: Final = {
+    "file_system_id": "string",
+    "older_than_ms": "integer",
+    "dry_run": "boolean",
+    "vacuum": "boolean",
+    "cursor": "string",
+}
 _APPEND: Final = {
     "entries": "array",
     "idempotency_key": "string",
@@ -128,6 +135,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("GET", "/metrics"): Says("none", {200: "text/plain"}),
     ("GET", "/openapi.json"): Says("none", {200: "Object"}),
     ("POST", _FS): Says("admin", {201: "CreatedFileSystem"}, body=_NEW_FS),
+    ("POST", "/v1/sweep"): Says("admin", {200: "Swept"}, body=_SWEEP),
     ("GET", _FS): Says(
         "admin", {200: "FileSystems"}, {"display_name": "string", "label": "string", **_LIMITED}
     ),
@@ -274,6 +282,25 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "server_ms": "number",
     },
     "Forks": {"forks": "array", "next_cursor": "?string"},
+    "Swept": {
+        "dry_run": "boolean",
+        "file_systems": "integer",
+        "pins": "integer",
+        "rows": "integer",
+        "blobs": "integer",
+        "blob_bytes": "integer",
+        "packs": "integer",
+        "packs_rewritten": "integer",
+        "packs_gathered": "integer",
+        "packs_damaged": "integer",
+        "bytes_rewritten": "integer",
+        "objects": "integer",
+        "object_bytes": "integer",
+        "strays": "integer",
+        "stray_bytes": "integer",
+        "database": "object",
+        "next_cursor": "?string",
+    },
     "Check": {"file_system_id": "string", "status": "string", "checks": "array"},
     "Deleting": {"file_system_id": "string", "status": "string", "forks_deleted": "array"},
     "CreatedToken": {

@@ -35,7 +35,9 @@ from fsd.model.limits import STOP_TIMEOUT
 from fsd.server.app import Front, make_app
 from fsd.server.clock import with_test_clock
 from fsd.server.protocol import BoundedProtocol
+from fsd.server.sweep import in_background
 from fsd.service.open import ServiceOptions, open_service
+from fsd.service.retention import Retention
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class ServeOptions:
     """`listen` is host and port (0: any free one). `database` and `blobs` are URLs, None: SQLite and packs
     in `data_dir`. `admin_key` None: from `data_dir`/admin.key, made at the first start. `output_json`: the
     ready line goes to stdout too, as one JSON object. `notify_socket`: systemd's NOTIFY_SOCKET.
-    `stop_timeout` in seconds."""
+    `retention`: how long what nothing shows is kept. `stop_timeout` in seconds."""
 
     data_dir: Path
     listen: tuple[str, int] = ("127.0.0.1", 8420)
@@ -68,6 +70,7 @@ class ServeOptions:
     test_clock: bool = False
     output_json: bool = False
     notify_socket: str | None = None
+    retention: Retention = field(default_factory=Retention)
     stop_timeout: float = STOP_TIMEOUT
 
 
@@ -79,7 +82,9 @@ def run(options: ServeOptions, host: Host) -> int:
     if options.test_clock:
         host = with_test_clock(host)
     _make_data_dir(options.data_dir)
-    service = open_service(ServiceOptions(options.data_dir, options.database, options.blobs), host)
+    service = open_service(
+        ServiceOptions(options.data_dir, options.database, options.blobs, options.retention), host
+    )
     try:
         key = options.admin_key or _admin_key(options.data_dir, host)
         if not _ADMIN_KEY.fullmatch(key):
@@ -124,10 +129,12 @@ async def _serve(options: ServeOptions, front: Front, bound: socket.socket, read
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     housekeeping = asyncio.create_task(_housekeeping(front))
+    sweeping = asyncio.create_task(in_background(front.context))
     try:
         await server.serve(sockets=[bound])
     finally:
         housekeeping.cancel()
+        sweeping.cancel()
         _notify(options.notify_socket, "STOPPING=1")
     return 0 if server.started else 1
 

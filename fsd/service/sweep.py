@@ -180,11 +180,13 @@ class Sweep:
 
     # When asked.
 
-    def call(self, only: str | None, terms: Terms, cursor: str, *, vacuum: bool) -> dict[str, Any]:
+    def call(
+        self, only: str | None, terms: Terms, cursor: str, *, vacuum: bool = False, token: str = "0" * 16
+    ) -> dict[str, Any]:
         """Sweep the filesystem `only`, or all, for about SWEEP_CALL seconds from `cursor` ('' the beginning)
-        on. Raises `NotFound`, `UsageError` (the cursor), `Busy` (another person's sweep is at the same
-        filesystem)."""
-        token, now = self._resume(cursor, only)
+        on. `token`, 16 hex digits, is whose sweep it is; a cursor carries it on. Raises `NotFound`,
+        `UsageError` (the cursor), `Busy` (another person's sweep is at the same filesystem)."""
+        token, now = self._resume(cursor, only, token)
         holder = f"call:{token}"
         figures: Figures = Counter(dict.fromkeys(FIGURES, 0))
         end = self._host.monotonic() + SWEEP_CALL
@@ -219,9 +221,8 @@ class Sweep:
                 return f"{token}/0/{_VACUUM}/"
         return None
 
-    def _resume(self, text: str, only: str | None) -> tuple[str, Cursor | None]:
+    def _resume(self, text: str, only: str | None, token: str) -> tuple[str, Cursor | None]:
         if not text:
-            token = self._host.token_bytes(8).hex()
             if only is None:
                 return token, self._next_fs(0)
             row = self._db.read(

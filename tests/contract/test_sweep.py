@@ -296,7 +296,7 @@ def test_the_background_takes_turns_and_leaves_the_leased_alone(bench: SweepBenc
     assert bench.rows("blob") == 0
     assert not sweep.turn()
     # A person's sweep takes the lease from a server, another person's waits.
-    first = sweep.call(bench.fs.name, Terms(DAY), "", vacuum=False)
+    first = sweep.call(bench.fs.name, Terms(DAY), "")
     assert first["next_cursor"] is None
     bench.service.db.write(
         lambda tx: tx.execute(
@@ -305,9 +305,9 @@ def test_the_background_takes_turns_and_leaves_the_leased_alone(bench: SweepBenc
         )
     )
     with pytest.raises(Busy):
-        sweep.call(bench.fs.name, Terms(DAY), "", vacuum=False)
+        sweep.call(bench.fs.name, Terms(DAY), "")
     bench.time.ahead += 60
-    assert sweep.call(bench.fs.name, Terms(DAY), "", vacuum=False)["next_cursor"] is None
+    assert sweep.call(bench.fs.name, Terms(DAY), "")["next_cursor"] is None
 
 
 @pytest.mark.parametrize(
@@ -315,9 +315,9 @@ def test_the_background_takes_turns_and_leaves_the_leased_alone(bench: SweepBenc
 )
 def test_cursors_that_are_none(bench: SweepBench, cursor: str) -> None:
     with pytest.raises(UsageError):
-        bench.service.sweep.call(None, Terms(DAY), cursor, vacuum=False)
+        bench.service.sweep.call(None, Terms(DAY), cursor)
 
 
 def test_a_filesystem_that_is_not_there(bench: SweepBench) -> None:
     with pytest.raises(NotFound):
-        bench.service.sweep.call("fs_" + "z" * 20, Terms(DAY), "", vacuum=False)
+        bench.service.sweep.call("fs_" + "z" * 20, Terms(DAY), "")
