@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from fsd.cli import leftovers, local
 from fsd.cli.context import Context, remote_path
@@ -52,6 +53,18 @@ def state_dir(context: Context, args: SimpleNamespace) -> Path:
     return Path(os.path.abspath(chosen)) if chosen else context.env.state_root()
 
 
+def shown_state(args: SimpleNamespace) -> str:
+    """The retained state a mount is to show, as in a query string; empty for the live tree."""
+    if args.checkpoint and args.at_journal:
+        raise UsageError("--checkpoint and --at-journal name two states: give one of them")
+    if args.checkpoint:
+        return "checkpoint=" + quote(args.checkpoint, safe="")
+    if args.at_journal:
+        journal, seq = args.at_journal
+        return "at_journal=" + quote(f"{journal}:{seq}", safe="")
+    return ""
+
+
 def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
     """`MountOptions` from the flags."""
     from fsd.kernel.options import CACHE_BYTES, MountOptions
@@ -70,7 +83,8 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         state_dir=state_dir(context, args),
         runtime_dir=context.env.runtime_dir(),
         remote_path=remote_path(args.remote_path),
-        read_only=args.read_only,
+        read_only=args.read_only or bool(shown_state(args)),
+        state=shown_state(args),
         durability=durability,
         consistency=args.consistency,
         xattr=not args.no_xattr,

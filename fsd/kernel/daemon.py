@@ -34,6 +34,7 @@ from fsd.kernel.notify import Notifier
 from fsd.kernel.operations import FsdOperations
 from fsd.kernel.options import MountOptions
 from fsd.kernel.session import FuseSession, make_loop
+from fsd.kernel.shown import ShownState, shown_state
 from fsd.kernel.stop import Ending, Stopper, sizes
 from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
@@ -91,7 +92,10 @@ class Daemon:
         self.place = start.place
         self.handler = handler
         self.remote = HttpRemote(
-            RemoteOptions(options.endpoint, options.token, insecure=options.insecure), options.host
+            RemoteOptions(
+                options.endpoint, options.token, insecure=options.insecure, state=shown_state(options, start)
+            ),
+            options.host,
         )
         self.cache = BlobCache(
             options.state_dir / "cache" / _cache_name(options), options.host, options.cache_size
@@ -101,6 +105,7 @@ class Daemon:
         self.kernel_gone = trio.Event()
         self.stopper = Stopper(self)
         self.checkpoints = Checkpoints(self)
+        self.shown = ShownState(self.remote, options, self._own_directory())
         self.machine: Machine | None = None
 
     def run(self) -> int:
@@ -136,6 +141,8 @@ class Daemon:
         volume = await self._open()
         if volume is None:
             return
+        if self.options.state:
+            nursery.start_soon(self.shown.keep, await self.shown.take(volume.session))
         for note in volume.recovered.notes() if isinstance(volume.recovered, Report) else ():
             self.start.channel.say(note)
             log.warning("%s", note)
@@ -150,7 +157,8 @@ class Daemon:
         self.machine.start()  # type: ignore[union-attr]
         self.session.start()
         self.notifier.start()
-        self.feed.start()
+        if not self.options.state:
+            self.feed.start()
         nursery.start_soon(self._ticks)
         nursery.start_soon(self._reports)
         nursery.start_soon(self.stopper.watch_kernel)
@@ -293,7 +301,7 @@ class Daemon:
         token = trio.lowlevel.current_trio_token()
         loop = make_loop(options.loop)
         self.machine = Machine(volume, self.remote, self.cache, loop, options.host, options.io_timeout)
-        self.operations = FsdOperations(self.machine, xattr=options.xattr)
+        self.operations = FsdOperations(self.machine, xattr=options.xattr, immutable=bool(options.state))
         self.session = FuseSession(
             loop,
             self.operations,
@@ -350,7 +358,8 @@ class Daemon:
         while True:
             await trio.sleep(TICK)
             machine.post(machine.tick)
-            self.feed.look()
+            if not self.options.state:
+                self.feed.look()
             rounds += 1
             if rounds % 5 == 0:
                 look_for_killed(machine)

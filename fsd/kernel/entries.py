@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from pyfuse3 import EntryAttributes
 
 TIMEOUT: Final = 60.0
+FOREVER: Final = 365 * 86400.0  # what never changes
 # What stdio and cp take as their buffer: 128 KiB makes 1/32 of the write requests 4 KiB would.
 BLKSIZE: Final = 128 * 1024
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
-from fsd.kernel.entries import Entries
+from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.model.errors import FsdError, Unavailable
 from fsd.vfs.node import Inode
@@ -76,12 +76,13 @@ class FsdOperations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, machine: Machine, *, xattr: bool = True) -> None:
+    def __init__(self, machine: Machine, *, xattr: bool = True, immutable: bool = False) -> None:
         super().__init__()
         self._machine = machine
         self._volume = machine.volume
         self._root = machine.volume.root_ino
-        self.entries = Entries(self._root)
+        self.entries = Entries(self._root, FOREVER if immutable else TIMEOUT)
+        self._keep_cache = immutable
         self._xattr = xattr
         self._now = machine.host.monotonic
         self._openers: dict[int, int] = {}
@@ -221,7 +222,7 @@ class FsdOperations(pyfuse3.Operations):
     def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
         fh = self._volume.open(self._ino(nodeid), flags, ctx.uid, functools.partial(_groups, ctx))
         self._openers[fh] = ctx.pid
-        return FileInfo(fh=fh)
+        return FileInfo(fh=fh, keep_cache=self._keep_cache)
 
     @handler
     def read(self, fh: int, offset: int, size: int) -> bytes:

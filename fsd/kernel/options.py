@@ -53,12 +53,13 @@ class MountOptions:
     host_label: str = ""
     notify_socket: str | None = None
     verbose: bool = False
+    state: str = ""  # the retained state to show, as in a query string; empty: the live one. Read-only
     host: Host = field(default_factory=Host)
 
     @property
     def mount_id(self) -> str:
         """The same for every mount of the same filesystem and subtree at the same place."""
-        return mount_id(self.token.file_system_id, self.remote_path, self.mountpoint)
+        return mount_id(self.token.file_system_id, self.remote_path, self.mountpoint, self.state)
 
     @property
     def source(self) -> str:
@@ -66,8 +67,10 @@ class MountOptions:
         return f"fsd:{self.token.file_system_id}:{self.mount_id}"
 
 
-def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path) -> str:
-    """16 hex digits; `mountpoint` must be absolute and resolved."""
+def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path, state: str = "") -> str:
+    """16 hex digits; `mountpoint` must be absolute and resolved. A mount of a retained state is another one
+    than that of the live tree: what the one left must not be sent by the other."""
     parts = b"/".join(p for p in remote_path.split(b"/") if p)
-    text = b"\0".join([file_system_id.encode(), parts, bytes(mountpoint)])
+    known = [file_system_id.encode(), parts, bytes(mountpoint), *([state.encode()] if state else [])]
+    text = b"\0".join(known)
     return hashlib.sha256(text).hexdigest()[:16]

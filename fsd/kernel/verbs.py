@@ -75,6 +75,7 @@ class Verbs:
             "remote_path": daemon.options.remote_path.decode("utf-8", "backslashreplace"),
             "endpoint": daemon.remote.endpoint,
             "read_only": daemon.options.read_only,
+            "shown_state": daemon.shown.status(),
             "durability": daemon.options.durability,
             "loop": daemon.options.loop,
             "fs_seq": seq,

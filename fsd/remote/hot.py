@@ -64,6 +64,7 @@ class RemoteOptions:
     token: Token = field(repr=False)
     insecure: bool = False
     ca_file: Path | None = None
+    state: str = ""  # which retained state questions are about, as in a query string; empty: the live one
     connect_timeout: float = CONNECT_TIMEOUT
     control_timeout: float = CONTROL_TIMEOUT
 
@@ -95,6 +96,7 @@ class HttpRemote:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
         self._starting: tuple[SessionInfo, str] | None = None
+        self._state = options.state
         self._health = Health(reachable=False, rtt_ms=None)
 
     @property
@@ -162,6 +164,17 @@ class HttpRemote:
     def create_checkpoint(self, ask: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
         return self._json("POST", "/checkpoints", dict(ask), key, timeout)
 
+    def keep_state(self, session: int) -> int:
+        """Have the server keep the state questions are about while the session asks for it now and then; its
+        seq. From now on it is asked about by that, so that its checkpoint may go. Raises `NotFound`."""
+        key = self._host.token_bytes(16).hex()
+        made = self._json("POST", f"/sessions/{session}/state?{self._state}", {}, key)
+        seq = made.get("fs_seq")
+        if type(seq) is not int:
+            raise Unavailable("the answer about a state cannot be read")
+        self._state = f"fs_seq={seq}"
+        return seq
+
     # The hot routes.
 
     def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
@@ -180,7 +193,8 @@ class HttpRemote:
 
     def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
         check_questions(questions)
-        raw = self._call("POST", "/ns", [packb(list(questions))], timeout, NS_ANSWER_MAX)
+        path = f"/ns?{self._state}" if self._state else "/ns"
+        raw = self._call("POST", path, [packb(list(questions))], timeout, NS_ANSWER_MAX)
         return self._decoded(lambda body: read_answers(questions, body), raw)
 
     def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:

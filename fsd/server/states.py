@@ -11,7 +11,7 @@ from fsd.meta.database import Tx
 from fsd.model.errors import UsageError
 from fsd.model.limits import MOUNT_PIN
 from fsd.model.times import rfc3339
-from fsd.server.context import context, json_response
+from fsd.server.context import context, json_response, only, read_json
 from fsd.server.route import RouteDef, route
 from fsd.server.tree_json import at_of
 from fsd.service import mountpin
@@ -23,6 +23,8 @@ async def keep_state(request: Request) -> Response:
     """Keep the state a mount shows, named as in every reading route; asked again while it is mounted."""
     ctx = context(request)
     fs, _ = await ctx.who(request)
+    body, _ = await read_json(request)
+    only(body)
     at = at_of(request.query_params)
     if at is None:
         raise UsageError("which state? checkpoint, at_journal or fs_seq is missing")

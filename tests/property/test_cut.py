@@ -12,22 +12,13 @@ import pytest
 from support.client import assert_same
 from support.world import World
 
-from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import decode, pieces
 from fsd.model.errors import Busy, NotDrained
 from fsd.model.limits import BLOCK
-from fsd.service import pins
-from fsd.service.access import FsRef, Grant
 from fsd.service.retained import At
 from fsd.vfs.types import Want
 from fsd.wire.frame import open_blob
-
-
-def make_checkpoint(tx: Tx, fs: FsRef, who: Grant, ask: dict[str, Any]) -> dict[str, Any]:
-    """The heart of a checkpoint: its pin."""
-    number, seq = pins.pin(tx, fs, "checkpoint", str(ask["label"]))
-    return {"checkpoint_id": str(number), "fs_seq": seq}
 
 
 class CutWorld(World):
@@ -35,7 +26,6 @@ class CutWorld(World):
 
     def __init__(self, directory: Path, seed: int) -> None:
         super().__init__(directory, seed)
-        self.bench.service.commits.make_checkpoint = make_checkpoint
         self.asked: tuple[Want, dict[str, tuple[Any, ...]]] | None = None
         self.made: list[tuple[int, dict[str, tuple[Any, ...]]]] = []
         self.busy = self.failed = 0

@@ -1,0 +1,67 @@
+"""A mount of a retained state: which one, and that the server keeps it while it is mounted. Trio's thread."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from fsd.host.files import write_durable
+from fsd.kernel.options import MountOptions
+from fsd.kernel.supervisor import Start
+from fsd.model.errors import FsdError
+from fsd.model.limits import MOUNT_PIN
+from fsd.remote.hot import HttpRemote
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "shown-seq"
+RETRY: Final = 20.0
+
+
+def shown_state(options: MountOptions, start: Start) -> str:
+    """The state to ask about, as in a query string. A daemon that was started again goes on with the state
+    the one before it showed: its checkpoint may be gone."""
+    if not options.state or not start.restarts:
+        return options.state
+    try:
+        seq = (options.state_dir / "mounts" / options.mount_id / FILE).read_text()
+    except FileNotFoundError:
+        return options.state
+    return f"fs_seq={int(seq)}"
+
+
+class ShownState:
+    """Keeps the state of one mount."""
+
+    def __init__(self, remote: HttpRemote, options: MountOptions, directory: Path) -> None:
+        self._remote, self._options, self._directory = remote, options, directory
+        self._seq: int | None = None
+        self._lost = ""
+
+    async def take(self, session: int) -> int:
+        """Have the server keep the state for this session; raises what it says when it does not have it."""
+        self._seq = await trio.to_thread.run_sync(self._remote.keep_state, session, abandon_on_cancel=True)
+        write_durable(self._options.host, self._directory / FILE, b"%d" % self._seq, "shown")
+        return session
+
+    async def keep(self, session: int) -> None:
+        """Ask again, well before the server would let the state go."""
+        pause = MOUNT_PIN / 3
+        while True:
+            await trio.sleep(pause)
+            try:
+                await trio.to_thread.run_sync(self._remote.keep_state, session, abandon_on_cancel=True)
+                self._lost, pause = "", MOUNT_PIN / 3
+            except FsdError as exc:
+                # Without the server nothing can be read but what is cached; with it, the reason is told.
+                self._lost, pause = exc.message, RETRY
+                log.warning("the server did not say that it keeps the state shown: %s", exc)
+
+    def status(self) -> dict[str, Any] | None:
+        """For `fsd status`; None for a mount of the live tree."""
+        if not self._options.state:
+            return None
+        return {"state": self._options.state, "fs_seq": self._seq, "problem": self._lost or None}

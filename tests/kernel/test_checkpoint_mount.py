@@ -1,0 +1,157 @@
+"""Checkpoints made through a mount with programs at work, and mounts of them."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sandbox import Sandbox
+from support.server import Server
+
+from fsd.kernel.control_client import request
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path / "box", trusted.create())
+    made.mount()
+    yield made
+    made.close()
+
+
+def cut(box: Sandbox, label: str, **more: Any) -> dict[str, Any]:
+    """A checkpoint by the control socket."""
+    args = {"ask": {"label": label}, "timeout": 30, **more}
+    return request(Path(box.record).with_suffix(".sock"), "checkpoint", args, timeout=40)
+
+
+@pytest.fixture
+def at(box: Sandbox, tmp_path: Path) -> Iterator[Any]:
+    """Mounts of states beside the box's own."""
+    places: list[Path] = []
+
+    def mount(*how: str) -> Path:
+        place = tmp_path / f"at{len(places)}"
+        place.mkdir()
+        box.fsd("mount", str(place), "--state-dir", str(box.state), *how)
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        box.fsd("unmount", str(place), "--lazy")
+
+
+def test_a_mapping_is_in_the_checkpoint(box: Sandbox, at: Any) -> None:
+    path = box.mountpoint / "mapped"
+    path.write_bytes(bytes(8192))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8192) as view:
+        view[5000:5005] = b"store"
+        made = cut(box, "mapped")
+        view[5000:5005] = b"later"
+        shown = (at("--checkpoint", made["checkpoint_id"]) / "mapped").read_bytes()
+    assert shown[5000:5005] == b"store"
+    assert made["not_flushed"] == []
+
+
+def test_a_checkpoint_shows_its_moment(box: Sandbox, at: Any) -> None:
+    top = box.mountpoint
+    (top / "d").mkdir()
+    (top / "d" / "f").write_text("then")
+    made = cut(box, "then")
+    (top / "d" / "f").write_text("now, and longer")
+    (top / "d" / "g").write_text("new")
+    os.rename(top / "d" / "f", top / "moved")
+    box.fsd("drain", str(top))
+    place = at("--checkpoint", made["checkpoint_id"])
+    assert sorted(p.name for p in (place / "d").iterdir()) == ["f"]
+    assert (place / "d" / "f").read_text() == "then"
+    for call in (
+        lambda: (place / "d" / "f").write_text("x"),
+        lambda: (place / "new").touch(),
+        lambda: os.unlink(place / "d" / "f"),
+        lambda: os.mkdir(place / "e"),
+        lambda: os.chmod(place / "d", 0o700),
+    ):
+        with pytest.raises(OSError) as told:
+            call()
+        assert told.value.errno == errno.EROFS
+    status = box.json("status", str(place))
+    assert status["shown_state"]["fs_seq"] == made["fs_seq"]
+    assert box.json("status", str(top))["checkpoint"]["last"]["checkpoint_id"] == made["checkpoint_id"]
+
+
+def test_a_writer_is_cut_between_two_of_its_calls(box: Sandbox, at: Any) -> None:
+    """A program numbers its calls: each step n creates, appends, renames and writes n into two files. A
+    checkpoint shows a prefix of that."""
+    top = box.mountpoint
+    stop = threading.Event()
+    steps = [0]
+
+    def work() -> None:
+        log = os.open(top / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        number = 0
+        while not stop.is_set():
+            number += 1
+            os.write(log, b"%08d\n" % number)
+            fd = os.open(top / f"tmp{number}", os.O_WRONLY | os.O_CREAT, 0o644)
+            os.write(fd, b"%08d" % number)
+            os.close(fd)
+            os.rename(top / f"tmp{number}", top / f"f{number % 5}")
+            if number % 7 == 0:
+                os.unlink(top / f"f{number % 5}")
+            steps[0] = number
+        os.close(log)
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    try:
+        made = []
+        for _ in range(5):
+            before = steps[0]
+            made.append((before, cut(box, "running"), steps[0]))
+            while steps[0] < before + 10:
+                time.sleep(0.001)
+    finally:
+        stop.set()
+        writer.join()
+    for before, one, after in made:
+        check_prefix(at("--checkpoint", one["checkpoint_id"]), before, after)
+
+
+def check_prefix(place: Path, before: int, after: int) -> None:
+    log = (place / "log").read_bytes() if (place / "log").exists() else b""
+    assert len(log) % 9 == 0
+    last = len(log) // 9
+    assert log == b"".join(b"%08d\n" % n for n in range(1, last + 1))
+    assert before <= last <= after + 1
+    model: dict[str, bytes] = {}
+    states = []
+    for number in range(1, last + 1):
+        tmp, data, slot = f"tmp{number}", b"%08d" % number, f"f{number % 5}"
+        if number == last:
+            states.append(dict(model))
+        model[tmp] = b""
+        if number == last:
+            states.append(dict(model))
+        model[tmp] = data
+        if number == last:
+            states.append(dict(model))
+        model[slot] = model.pop(tmp)
+        if number == last:
+            states.append(dict(model))
+        if number % 7 == 0:
+            del model[slot]
+            if number == last:
+                states.append(dict(model))
+    got = {p.name: p.read_bytes() for p in place.iterdir() if p.name != "log"}
+    assert got in (states or [{}]), f"no prefix of what was done up to {last}: {got}"
