@@ -97,6 +97,8 @@ class FileCalls(NameCalls):
             if content.writers == 0 and content.hold:
                 content.hold = False
                 self.core.stir()
+            if content.writers == 0 and content.window and not node.gone:
+                self.flusher.closed(content)
         if node.handles == 0 and node.ino in self.core.orphans:
             del self.core.orphans[node.ino]
             if content is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fsd.model.errors import FsdError, NoSpace, QuotaExceeded
-from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, MIB, SMALL_FILE
+from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, FLUSH_FILES, MIB, SMALL_FILE
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
@@ -47,6 +47,8 @@ class Flusher:
         self.delay = RETRY_FIRST
         self.round: set[int] = set()  # flights an age flush waits for before it commits
         self.round_until: float | None = None
+        self.closed_bytes = self.closed_files = 0  # changed and closed since the last round
+        self.early = False  # enough of that for a round now
 
     # changes -----------------------------------------------------------------------------------------
     def log_change(
@@ -308,8 +310,19 @@ class Flusher:
             and all(f.state == READY for f in content.flights)
         )
 
-    def start_round(self, now: float, *, everything: bool) -> None:
-        """Freeze what is due, and commit when it is made (or after a while all the same)."""
+    def closed(self, content: Content) -> None:
+        """The last writer of a changed file closed it. When much has come together it is not left to its age:
+        at the end of a long untar nearly all of it is in the server already."""
+        self.closed_bytes += content.window_bytes
+        self.closed_files += 1
+        if self.closed_bytes >= FLUSH_BYTES or self.closed_files >= FLUSH_FILES:
+            self.early = True
+
+    def start_round(self, now: float, *, everything: bool, closed: bool = False) -> None:
+        """Freeze what is due, and commit when it is made (or after a while all the same). `closed`: only of
+        files nobody has open for writing."""
+        self.early = False
+        self.closed_bytes = self.closed_files = 0
         keys: set[int] = set()
         for ino in list(self.core.dirty):
             node = self.core.nodes.by_ino.get(ino)
@@ -317,6 +330,9 @@ class Flusher:
             if node is None or content is None:
                 continue
             if content.hold and not everything:
+                continue
+            if closed and content.writers:
+                self.core.stir()
                 continue
             if all(f.state == READY for f in content.flights):
                 self.freeze(node)

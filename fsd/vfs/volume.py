@@ -119,6 +119,8 @@ class Volume(FileCalls):
         if core.age_at is not None and core.age_at <= now and self.flusher.round_until is None:
             core.age_at = None
             self.flusher.start_round(now, everything=False)
+        elif self.flusher.early and self.flusher.round_until is None:
+            self.flusher.start_round(now, everything=False, closed=True)
         self.flusher.wake(now)
         self.loader.wake(now)
         self.committer.wake(now)
