@@ -1,0 +1,97 @@
+"""The server dies at every durable step of a sweep: nothing needed is lost, and the next sweep does the rest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.sweep_child import prepare, sweep
+from support.sweeping import DAY, SweepBench, same
+
+from fsd.service.access import FsRef
+
+TESTS = Path(__file__).parent.parent
+Prepared = tuple[Path, FsRef, dict[str, bytes]]
+STEPS = (
+    "sweep.blobs",
+    "sweep.blobs_gone",
+    "sweep.dropped",
+    "sweep.written",
+    "sweep.moved",
+    "sweep.object",
+    "sweep.objects_gone",
+    "sweep.stray",
+    "pack.deleted",
+    "pack.synced",
+    "pack.durable",
+)
+LONG = pytest.mark.long
+POINTS = [
+    *[(point, 1) for point in STEPS],
+    ("db.commit", 4),
+    ("db.committed", 8),
+    *[
+        pytest.param(point, count, marks=LONG)
+        for point in (*STEPS, "pack.written", "pack.renamed")
+        for count in (1, 2)
+        if (point, count) not in (("sweep.stray", 2), *((one, 1) for one in STEPS))
+    ],
+    *[
+        pytest.param(point, count, marks=LONG)
+        for point in ("db.commit", "db.committed")
+        for count in range(1, 17)
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    directory = tmp_path_factory.mktemp("prepared")
+    fs, wanted = prepare(directory)
+    yield directory, fs, wanted
+
+
+@pytest.mark.parametrize(("point", "count"), POINTS)
+def test_killed_at(point: str, count: int, tmp_path: Path, prepared: Prepared) -> None:
+    source, fs, wanted = prepared
+    shutil.copytree(source, tmp_path / "data")
+    done = subprocess.run(
+        [sys.executable, "-m", "support.sweep_child", str(tmp_path / "data"), point, str(count)],
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, f"the point was never passed: {done.stderr}"
+    with SweepBench(tmp_path / "data") as bench:
+        bench.fs = fs
+        bench.audit()
+        same(bench.tree(), wanted)
+        sweep(bench)
+        bench.time.ahead = 6 * DAY  # the objects of packs that were rewritten have had their time
+        bench.sweep()
+        same(bench.tree(), wanted)
+        assert (bench.rows("pin"), bench.rows("dropped")) == (0, 0)
+        assert bench.rows("blob") == len(wanted)
+        objects = [key for key in bench.objects() if fs.name in key]
+        assert len(objects) == bench.rows("pack", "AND data IS NULL") > 0
+
+
+def test_without_a_crash_the_same_is_left(tmp_path: Path, prepared: Prepared) -> None:
+    """What the cases above compare with; each kind of step had something to do."""
+    source, fs, wanted = prepared
+    shutil.copytree(source, tmp_path / "data")
+    with SweepBench(tmp_path / "data") as bench:
+        bench.fs = fs
+        did = sweep(bench)
+        for name in ("pins", "blobs", "packs", "packs_rewritten", "packs_gathered", "objects", "strays"):
+            assert did[name], f"nothing for {name} to do"
+        same(bench.tree(), wanted)
