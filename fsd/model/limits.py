@@ -181,6 +181,9 @@ FORK_WAIT: Final = 20.0  # a write to a fork waits so long for its copy, then is
 FORK_LEASE: Final = 10.0  # after so long without a chunk another process goes on
 FORK_ALIASES_MAX: Final = 16  # forks of forks none of which is copied yet
 FORK_CHAIN_MAX: Final = 1000  # origins shown, and forks taken along by a deletion
+MERGE_BLOCKS_MAX: Final = 2_000_000  # blocks of the files that one merge compares
+MERGE_SHOWN_MAX: Final = 1000  # changes and conflicts of a merge in its answer
+MERGE_PATTERNS_MAX: Final = 100
 
 # Native checkpoints.
 CHECKPOINT_LABEL_MAX: Final = 256

@@ -29,6 +29,7 @@ from fsd.server import (
     journals,
     leases,
     mount,
+    native,
     states,
     sweep,
 )
@@ -60,6 +61,7 @@ def all_routes() -> list[RouteDef]:
         *mount.routes(),
         *states.routes(),
         *leases.routes(),
+        *native.routes(),
         *checkpoints.routes(),
         *blobs.routes(),
     ]

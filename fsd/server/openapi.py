@@ -200,6 +200,32 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         "token", {200: "Object"}, body={"action": "string", "dry_run": "boolean"}
     ),
     ("GET", _ID + "/find/{path}"): Says("token", {200: "Object"}, {**_FIND, **_AT}),
+    ("POST", _ID + "/checkpoints"): Says(
+        "token",
+        {201: "NativeCheckpoint"},
+        body={"label": "string", "reason": "string", "expires_in_s": "number", "not_flushed": "array"},
+    ),
+    ("GET", _ID + "/checkpoints"): Says("token", {200: "Object"}, {"thread": "string", **_LIMITED}),
+    ("POST", _ID + "/checkpoints/prune"): Says(
+        "token", {200: "Object"}, body={"keep": "string", "named": "boolean", "dry_run": "boolean"}
+    ),
+    ("GET", _ID + "/checkpoints/{cid}"): Says("token", {200: "Object"}),
+    ("DELETE", _ID + "/checkpoints/{cid}"): Says("token", {200: "Object"}),
+    ("GET", _ID + "/diff"): Says(
+        "token", {200: "Object"}, {"from": "string", "to": "string", "limit": "integer", "after": "string"}
+    ),
+    ("GET", _ID + "/history/{path}"): Says("token", {200: "Object"}, _LIMITED),
+    ("POST", _ID + "/restore"): Says(
+        "token",
+        {200: "Restored"},
+        body={**_AT, "path": "string", "force": "boolean", "own_sessions": "array", "dry_run": "boolean"},
+    ),
+    ("POST", _ID + "/undelete"): Says(
+        "token",
+        {200: "Restored"},
+        body={"path": "string", "own_sessions": "array", "dry_run": "boolean"},
+    ),
+    ("GET", _ID + "/export/{path}"): Says("token", {200: "application/x-tar"}, _AT),
     ("POST", _ID + "/sessions"): Says("token", {201: "Session"}, body=_SESSION),
     ("GET", _ID + "/sessions"): Says("token", {200: "Object"}, _LIMITED),
     ("POST", _ID + "/sessions/{n}/end"): Says(
@@ -360,6 +386,26 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "ino": "string",
         "revision": "string",
         "fs_seq": "integer",
+    },
+    "NativeCheckpoint": {
+        "checkpoint_id": "string",
+        "thread_id": "string",
+        "parent_id": "?string",
+        "fs_seq": "integer",
+        "label": "?string",
+        "reason": "string",
+        "entries": "integer",
+        "created_at": "string",
+        "not_flushed": "array",
+        "server_ms": "number",
+    },
+    "Restored": {
+        "status": "string",
+        "fs_seq": "integer",
+        "restored_seq": "integer",
+        "path": "string",
+        "changes": "integer",
+        "undo_checkpoint_id": "?string",
     },
     "Session": {
         "session": "integer",

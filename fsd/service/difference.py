@@ -237,7 +237,7 @@ class Difference:
         content = _head_differs(was, now) or (
             was.size == now.size and self.before.content((old,))[old] != self.after.content((new,))[new]
         )
-        if content or _attributes_differ(was, now):
+        if content or attributes_differ(was, now):
             kind = MODIFIED if content else ATTRIBUTES
             yield Change(self.after.path(key), kind, was, now, None, content)
 
@@ -273,7 +273,7 @@ class Difference:
             if was is None or now is None:
                 continue
             content = self._content_differs(ino)
-            if content or _attributes_differ(was, now):
+            if content or attributes_differ(was, now):
                 told[ino] = (content, was, now)
         self.after.load_names(told)
         self.after.load_paths(key[0] for ino in told for key in self.after.names(ino))
@@ -299,6 +299,7 @@ def _head_differs(was: Attr, now: Attr) -> bool:
     return (was.size, was.parts, was.target, was.rdev) != (now.size, now.parts, now.target, now.rdev)
 
 
-def _attributes_differ(was: Attr, now: Attr) -> bool:
+def attributes_differ(was: Attr, now: Attr) -> bool:
+    """Mode, owner, xattrs; of anything but a directory also its time."""
     same = (was.mode, was.uid, was.gid, was.xattrs) == (now.mode, now.uid, now.gid, now.xattrs)
     return not same or (not was.is_dir and was.mtime != now.mtime)

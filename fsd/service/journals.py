@@ -16,7 +16,8 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotFound
 from fsd.model.limits import MIB
-from fsd.model.times import rfc3339
+from fsd.model.times import NS, rfc3339
+from fsd.service import pins
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.entries import Envelope, Ready, content_digest, show_actor
 from fsd.service.text import new_id
@@ -49,11 +50,12 @@ class Head:
 
 
 class Journals:
-    """All methods from any thread."""
+    """All methods from any thread. The state of the files at each entry is kept for `history` seconds."""
 
-    def __init__(self, db: Database, host: Host) -> None:
+    def __init__(self, db: Database, host: Host, history: float) -> None:
         self._db = db
         self._host = host
+        self._history = history
 
     def create(
         self, tx: Tx, fs: FsRef, journal_id: str | None, envelope: Envelope, who: Grant
@@ -160,6 +162,9 @@ class Journals:
         first = head.next_seq
         append_id = new_id(self._host, "app_")
         self._add(tx, fs, journal_id, append, head, append_id, fs_seq)
+        if self._history:
+            until = self._host.wall_ns() + int(self._history * NS)
+            pins.pin_softly(tx, fs, f"{journal_id}:{first}", until)
         answer = {
             "journal_id": journal_id,
             "append_id": append_id,

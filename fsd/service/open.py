@@ -121,7 +121,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         filesystems=FileSystems(db, store, tokens, host, forks.release),
         forks=forks,
         tokens=tokens,
-        journals=Journals(db, host),
+        journals=Journals(db, host, retention.history),
         leases=Leases(db, feed, host),
         idempotency=Idempotency(db, host),
         paths=Paths(host, commits.direct, commits.new_ino),

@@ -1,9 +1,10 @@
 """One path brought back as it was in a retained state, as operations of one commit.
 
-What is there is made what was there: an inode of the same kind is changed in place (its number and its other
-names stay), what is missing is made anew under new numbers (whoever removed it may still hold the old one
-open), what was not there goes. Hard links among what is restored stay links. Directories in which nothing
-changed are passed over, so it costs what changed below the path. Contents are named, never copied.
+What is there is made what was there: an inode of the same kind is changed in place, what is missing is made
+anew under new numbers (whoever removed it may still hold the old one open), what was not there goes. Nothing
+outside of the path changes: a file that has a name there too gets a new inode here. Hard links among what is
+restored stay links. Directories in which nothing changed are passed over, so it costs what changed below the
+path. Contents are named, never copied.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fsd.model import ops
 from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.errors import TooLarge
 from fsd.model.limits import RESTORE_OPS_MAX
-from fsd.service.difference import Side, changed_keys
+from fsd.service.difference import Side, attributes_differ, changed_keys
 from fsd.service.namespace import list_some
 from fsd.service.paths import Builder
 from fsd.service.tree import block_parts, resolve
@@ -35,12 +36,15 @@ class PathRestore:
         self._links: dict[int, int] = {}  # inode of then → inode that is it now
         self._todo: list[Callable[[], None]] = []
         self._touched: set[int] = set()
+        self._live = Side(tx, fs, head)
+        self._top = b""
 
     def plan(self, components: Sequence[bytes]) -> list[ops.Op]:
         """Raises `NotFound` when nothing was there, `TooLarge`."""
         was = resolve(self._tx, self._fs, components, at=self._at)
         then = was.need()
         canonical = [part for part in was.path.split(b"/") if part]
+        self._top = was.path.rstrip(b"/")
         self._touched = self._directories()
         now = resolve(self._tx, self._fs, canonical, parents=True)
         parent = now.parent.ino
@@ -101,7 +105,18 @@ class PathRestore:
             return False  # it was a link to something that is restored already
         if then.ino != now.ino and (then.nlink > 1 or now.nlink > 1):
             return False  # what others are links to is not made something else
+        if now.nlink > 1 and self._named_outside(now) and self._differs(then, now):
+            return False
         return then.is_file or (then.target, then.rdev) == (now.target, now.rdev)
+
+    def _named_outside(self, now: Attr) -> bool:
+        """Whether a file has a name that is not below the path."""
+        keys = self._live.names(now.ino)
+        self._live.load_paths(parent for parent, _ in keys)
+        return any(not (self._live.path(key) + b"/").startswith(self._top + b"/") for key in keys)
+
+    def _differs(self, then: Attr, now: Attr) -> bool:
+        return self._content_differs(then, now) or attributes_differ(then, now)
 
     def _update(self, then: Attr, now: Attr) -> None:
         if then.is_dir:

@@ -1,0 +1,407 @@
+"""Native checkpoints, by a token: made, listed, compared, restored, exported. Fields: docs/protocol.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fsd.meta.database import Tx
+from fsd.model.errors import UsageError
+from fsd.model.limits import DIFF_PAGE_MAX, LIST_PAGE_MAX, PRUNE_STEP
+from fsd.model.times import parse_rfc3339
+from fsd.server.context import (
+    Context,
+    context,
+    flag,
+    idempotent_call,
+    json_response,
+    only,
+    query_int,
+    query_limit,
+    read_json,
+    send,
+    string,
+    to_answer,
+)
+from fsd.server.route import RouteDef, route
+from fsd.server.streaming import PiecesResponse
+from fsd.server.tree_json import (
+    AT_NAMES,
+    at_of,
+    cursor_of,
+    field_path,
+    kind_of,
+    named,
+    path_of,
+    read_cursor,
+    stat_object,
+)
+from fsd.service import thinning
+from fsd.service.access import FsRef
+from fsd.service.difference import Change, Difference
+from fsd.service.export import Export
+from fsd.service.history import history, newest_with
+from fsd.service.idempotency import Answer
+from fsd.service.native import AUTOMATIC, FIELDS, UNDO, read_ask
+from fsd.service.restore import Restored, Wish
+from fsd.service.retained import At, state_of
+
+FS: Final = "/v1/file-systems/{id}"
+BASE: Final = FS + "/checkpoints"
+_SESSIONS_MAX: Final = 256
+_SEQ_MAX: Final = 2**53
+
+
+async def create(request: Request) -> Response:
+    """Keep the present state as a checkpoint."""
+    ctx = context(request)
+    began = ctx.host.monotonic()
+    body, raw = await read_json(request)
+    only(body, *FIELDS)
+    ask = read_ask(body)
+
+    def work() -> Answer:
+        fs, who = ctx.authenticate(request)
+        call = idempotent_call(request, who.token_id, raw)
+        service = ctx.service
+
+        def effect(tx: Tx) -> Answer:
+            return to_answer(service.checkpoints.make(tx, fs, who, ask), 201)
+
+        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+
+    return send(_timed(ctx, await ctx.run(work), began))
+
+
+def _timed(ctx: Context, answer: Answer, began: float) -> Answer:
+    """With the time the server spent."""
+    spent = round((ctx.host.monotonic() - began) * 1000, 3)
+    value = {**json.loads(answer.body), "server_ms": spent}
+    return Answer(answer.status, to_answer(value).body, answer.replayed)
+
+
+async def list_all(request: Request) -> Response:
+    """Checkpoints of all threads or of one, newest first."""
+    ctx = context(request)
+    limit, thread = query_limit(request), request.query_params.get("thread")
+    before = query_int(request, "cursor", 0, 1, _SEQ_MAX) or None
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+        found, following = ctx.service.db.read(
+            lambda tx: ctx.service.checkpoints.page(tx, fs, thread or None, before, limit)
+        )
+        return {"checkpoints": found, "next_cursor": None if following is None else str(following)}
+
+    return json_response(await ctx.run(work))
+
+
+async def show(request: Request) -> Response:
+    """One checkpoint, without its files."""
+    ctx = context(request)
+    name = request.path_params["cid"]
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+        return ctx.service.db.read(lambda tx: ctx.service.checkpoints.show(tx, fs, name))
+
+    return json_response(await ctx.run(work))
+
+
+async def delete(request: Request) -> Response:
+    """Remove a checkpoint and what only it could see."""
+    ctx = context(request)
+    name = request.path_params["cid"]
+
+    def work() -> Answer:
+        fs, who = ctx.authenticate(request)
+        call = idempotent_call(request, who.token_id, b"")
+        service = ctx.service
+
+        def effect(tx: Tx) -> Answer:
+            return to_answer(service.checkpoints.delete(tx, fs, who, name))
+
+        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+
+    return send(await ctx.run(work))
+
+
+async def prune(request: Request) -> Response:
+    """Delete what a rule does not keep, some at a time; automatic ones alone unless asked otherwise."""
+    ctx = context(request)
+    body, _ = await read_json(request)
+    only(body, "keep", "named", "dry_run")
+    keep = thinning.read_keep(string(body, "keep") or "")
+    too_named, dry_run = flag(body, "named") or False, flag(body, "dry_run") or False
+
+    def work() -> object:
+        fs, who = ctx.authenticate(request)
+        points = _points(ctx, fs, too_named=too_named)
+        doomed = thinning.doomed(points, keep)
+        removed = doomed if dry_run else doomed[:PRUNE_STEP]
+        for name in () if dry_run else removed:
+            ctx.service.db.write(lambda tx, n=name: ctx.service.checkpoints.delete(tx, fs, who, n))  # type: ignore[misc]
+        return {
+            "deleted": removed,
+            "kept": len(points) - len(doomed),
+            "more": len(removed) < len(doomed),
+            **({"dry_run": True} if dry_run else {}),
+        }
+
+    return json_response(await ctx.run(work))
+
+
+def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> list[thinning.Point]:
+    """The filesystem's own checkpoints that may go."""
+    thread = f"fsd:{fs.name}"
+    found: list[thinning.Point] = []
+    before: int | None = None
+    while True:
+        page, before = ctx.service.db.read(
+            lambda tx, b=before: ctx.service.checkpoints.page(tx, fs, thread, b, LIST_PAGE_MAX)  # type: ignore[misc]
+        )
+        found += [
+            thinning.Point(one["checkpoint_id"], parse_rfc3339(one["created_at"], "created_at"))
+            for one in page
+            if too_named or one["reason"] in (AUTOMATIC, UNDO)
+        ]
+        if before is None:
+            return found
+
+
+# -- comparing ---------------------------------------------------------------------------------------
+
+
+async def difference(request: Request) -> Response:
+    """What differs between two states, in order of path."""
+    ctx = context(request)
+    only(request.query_params, "from", "to", "limit", "after")
+    first = _state_text(request.query_params.get("from"), "from")
+    last = _state_text(request.query_params.get("to"), "to")
+    limit = query_limit(request, LIST_PAGE_MAX, DIFF_PAGE_MAX)
+    after = read_cursor(request.query_params.get("after"))
+    if first is None:
+        raise UsageError("from is missing: the checkpoint to compare")
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+
+        def read(tx: Tx) -> object:
+            was, now = state_of(tx, fs, first), state_of(tx, fs, last)
+            changes = Difference(tx, was.fs, was.seq, now.seq).changes()
+            rest = [one for one in changes if not after or (one.path, one.kind.encode()) > _place(after)]
+            shown = rest[:limit]
+            more = len(rest) > limit
+            return {
+                "from_seq": was.seq,
+                "to_seq": now.seq,
+                "total": len(changes),
+                "changes": [_change(one) for one in shown],
+                "next_after": cursor_of(shown[-1].path + b"\0" + shown[-1].kind.encode()) if more else None,
+            }
+
+        return ctx.service.db.read(read)
+
+    return json_response(await ctx.run(work))
+
+
+def _place(after: bytes) -> tuple[bytes, bytes]:
+    path, _, kind = after.partition(b"\0")
+    return path, kind
+
+
+def _state_text(text: str | None, where: str) -> At | None:
+    """A checkpoint's id, `seq:N` or `journal:JOURNAL:SEQ`; None: the live state."""
+    if not text:
+        return None
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "seq":
+        return at_of({"fs_seq": rest})
+    if colon and kind == "journal":
+        return at_of({"at_journal": rest})
+    return at_of({"checkpoint": text})
+
+
+def _change(one: Change) -> dict[str, Any]:
+    there = one.after or one.before
+    assert there is not None, "something is or was there"
+    made: dict[str, Any] = {
+        **named("path", one.path),
+        "change": one.kind,
+        "kind": kind_of(there),
+        "content_changed": one.content or one.kind in ("added", "removed"),
+        "size_before": None if one.before is None else one.before.size,
+        "size_after": None if one.after is None else one.after.size,
+        "mode_before": None if one.before is None else f"{one.before.mode & 0o7777:o}",
+        "mode_after": None if one.after is None else f"{one.after.mode & 0o7777:o}",
+    }
+    if one.source is not None:
+        made.update(named("from", one.source))
+    return made
+
+
+async def versions(request: Request) -> Response:
+    """What a path was in the retained states, newest first."""
+    ctx = context(request)
+    path, limit = path_of(request), query_limit(request)
+    before = query_int(request, "cursor", 0, 1, _SEQ_MAX) or None
+
+    def work() -> object:
+        fs, _ = ctx.authenticate(request)
+
+        def read(tx: Tx) -> object:
+            found, following = history(tx, fs, path, before, limit)
+            whole = b"/" + b"/".join(path)
+            for one in found:
+                node, seq = one.pop("node"), one["newest"]["fs_seq"]
+                one["stat"] = None if node is None else stat_object(whole, node, seq, xattrs=False)
+            cursor = None if following is None else str(following)
+            return {**named("path", whole), "versions": found, "next_cursor": cursor}
+
+        return ctx.service.db.read(read)
+
+    return json_response(await ctx.run(work))
+
+
+# -- going back --------------------------------------------------------------------------------------
+
+
+async def restore(request: Request) -> Response:
+    """Make the tree, or a path, what it was in a retained state; what is replaced is kept first."""
+    body, raw = await read_json(request)
+    only(body, *AT_NAMES, "path", "force", "own_sessions", "dry_run")
+    at = at_of({name: str(body[name]) for name in AT_NAMES if body.get(name) is not None})
+    if at is None:
+        raise UsageError("checkpoint is missing: the state to go back to")
+    path = tuple(field_path(body, "path")) if body.get("path") is not None else ()
+    wish = Wish(at, path, flag(body, "force") or False, _own(body))
+    return await _restore(request, raw, flag(body, "dry_run") or False, lambda tx, fs: wish)
+
+
+async def undelete(request: Request) -> Response:
+    """Bring back a path that is gone, as it was in the newest retained state that has it."""
+    body, raw = await read_json(request)
+    only(body, "path", "own_sessions", "dry_run")
+    path = tuple(field_path(body, "path"))
+
+    def wish(tx: Tx, fs: FsRef) -> Wish:
+        at = At(seq=newest_with(tx, fs, path))
+        return Wish(at, path, force=True, own=_own(body), absent=True)
+
+    if not path:
+        raise UsageError("the root is never deleted")
+    return await _restore(request, raw, flag(body, "dry_run") or False, wish)
+
+
+def _own(body: dict[str, Any]) -> frozenset[int]:
+    given = body.get("own_sessions") or []
+    if not isinstance(given, list) or len(given) > _SESSIONS_MAX or not all(type(n) is int for n in given):
+        raise UsageError(f"own_sessions is a list of at most {_SESSIONS_MAX} numbers")
+    return frozenset(given)
+
+
+async def _restore(
+    request: Request, raw: bytes, dry_run: bool, wish: Callable[[Tx, FsRef], Wish]
+) -> Response:
+    ctx = context(request)
+    began = ctx.host.monotonic()
+
+    def work() -> Answer:
+        fs, who = ctx.authenticate(request)
+        restores, service = ctx.service.restores, ctx.service
+        if dry_run:
+            return service.db.read(lambda tx: _planned(tx, restores.plan(tx, fs, wish(tx, fs)), fs, wish))
+        call = idempotent_call(request, who.token_id, raw)
+        made: list[Restored] = []
+
+        def effect(tx: Tx) -> Answer:
+            wanted = wish(tx, fs)
+            done = restores.restore(tx, fs, who, wanted)
+            made.append(done)
+            return to_answer(_restored(tx, fs, wanted, done))
+
+        def run(tx: Tx) -> Answer:
+            made.clear()
+            return service.idempotency.run(tx, call, effect)
+
+        answer = service.forks.when_copied(fs, lambda: service.db.write(run))
+        for done in made:
+            if done.moved:
+                service.feed.wake(fs.id, done.seq)
+        return answer
+
+    return send(_timed(ctx, await ctx.run(work), began))
+
+
+def _restored(tx: Tx, fs: FsRef, wish: Wish, done: Restored) -> dict[str, Any]:
+    return {
+        "status": "ok",
+        "fs_seq": done.seq,
+        "restored_seq": state_of(tx, fs, wish.at).seq,
+        **named("path", b"/" + b"/".join(wish.path)),
+        "changes": done.changes,
+        "undo_checkpoint_id": None if done.undo is None else done.undo["checkpoint_id"],
+    }
+
+
+def _planned(tx: Tx, changes: int, fs: FsRef, wish: Callable[[Tx, FsRef], Wish]) -> Answer:
+    wanted = wish(tx, fs)
+    nothing = Restored(state_of(tx, fs).seq, False, changes, None)
+    return to_answer({**_restored(tx, fs, wanted, nothing), "dry_run": True})
+
+
+# -- export ------------------------------------------------------------------------------------------
+
+
+async def export(request: Request) -> Response:
+    """A directory, or one file, of a state as a tar stream; an error in the middle cuts it off."""
+    ctx = context(request)
+    path, at = path_of(request), at_of(request.query_params)
+    service = ctx.service
+
+    def work() -> tuple[Export, bytes]:
+        fs, who = ctx.authenticate(request)
+        opened = Export.open(service.db, service.packs, ctx.host, fs, who, at, path)
+        try:
+            return opened, opened.next_piece()
+        except BaseException:
+            opened.close()
+            raise
+
+    return _TarResponse(ctx, *await ctx.run(work))
+
+
+class _TarResponse(PiecesResponse):
+    """An export's pieces; its state is let go however it ends."""
+
+    def __init__(self, ctx: Context, opened: Export, first: bytes) -> None:
+        headers = {"X-Fsd-Seq": str(opened.seq)}
+        super().__init__(ctx, first, opened.next_piece, 200, headers, "application/x-tar")
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.shield(self._ctx.run(self._opened.close))
+
+
+def routes() -> list[RouteDef]:
+    return [
+        route("POST", BASE, create),
+        route("GET", BASE, list_all),
+        route("POST", BASE + "/prune", prune),
+        route("GET", BASE + "/{cid}", show),
+        route("DELETE", BASE + "/{cid}", delete),
+        route("GET", FS + "/diff", difference),
+        route("GET", FS + "/history/{path:path}", versions),
+        route("POST", FS + "/restore", restore),
+        route("POST", FS + "/undelete", undelete),
+        route("GET", FS + "/export/{path:path}", export),
+    ]

@@ -1,0 +1,177 @@
+"""A retained state as a tar stream, in pieces: bounded memory, every block verified.
+
+POSIX tar with extended headers: names of any bytes and length, times to the nanosecond as far as its numbers
+go, hard links, symlinks, devices, extended attributes (`SCHILY.xattr.…`, which GNU tar and bsdtar read). The
+state is pinned while it is sent, so a checkpoint deleted meanwhile does not pull it away.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from fsd.host.seam import Host
+from fsd.meta.database import Database, Tx
+from fsd.model.attrs import Attr
+from fsd.model.errors import NotFound
+from fsd.model.limits import EXPORT_PAGE, EXPORT_PIN
+from fsd.service import pins
+from fsd.service.access import FsRef, Grant, hold
+from fsd.service.packs import Packs
+from fsd.service.retained import At, State, state_of
+from fsd.service.tree import Walked, resolve, walk
+from fsd.service.upload import Reading
+
+_TYPES: Final = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+    stat.S_IFCHR: tarfile.CHRTYPE,
+    stat.S_IFBLK: tarfile.BLKTYPE,
+}
+_END: Final = bytes(2 * tarfile.BLOCKSIZE)
+_GATHER: Final = 256 * 1024  # bytes of small entries that are sent together
+
+
+class Export:
+    """One stream. `next_piece` blocks; one thread at a time; `close` once, however it ended."""
+
+    def __init__(
+        self, db: Database, packs: Packs, host: Host, fs: FsRef, state: State, pin: int, top: Walked
+    ) -> None:
+        self._db, self._packs, self._host, self._fs = db, packs, host, fs
+        self._state, self._pin, self._top = state, pin, top
+        self._queue: deque[Walked] = deque([top])
+        self._after = b""
+        self._walked = not top.attr.is_dir
+        self._reading: Reading | None = None
+        self._padding = 0
+        self._done = False
+        self._links: dict[int, bytes] = {}  # inode with more names → the first one sent
+        self.skipped = 0  # sockets, which tar has no form for
+
+    @classmethod
+    def open(
+        cls,
+        db: Database,
+        packs: Packs,
+        host: Host,
+        fs: FsRef,
+        who: Grant,
+        at: At | None,
+        path: Sequence[bytes],
+    ) -> Export:
+        """Pin the state, `None` the live one. Raises `NotFound`."""
+
+        def begin(tx: Tx) -> tuple[State, int, Walked]:
+            hold(tx, fs, who)
+            state = state_of(tx, fs, at)
+            expires = host.wall_ns() + int(EXPORT_PIN * 1e9)
+            number = pins.pin_at(tx, fs, state.seq, "mount", "export", expires)
+            place = resolve(tx, state.fs, path, at=state.seq)
+            name = place.name or b"."
+            return State(state.fs, state.seq, state.seq), number, Walked(name, place.need())
+
+        return cls(db, packs, host, fs, *db.write(begin))
+
+    @property
+    def seq(self) -> int:
+        return self._state.seq
+
+    def close(self) -> None:
+        """Let go of the state."""
+        try:
+            self._db.write(lambda tx: pins.unpin(tx, self._packs, self._fs, self._pin))
+        except NotFound:  # the filesystem was deleted, or the pin's time was over
+            return
+
+    def next_piece(self) -> bytes:
+        """The next bytes, up to some MiB; empty at the end. Raises `IntegrityError` when a block is lost or
+        damaged, `NotFound` when the filesystem was deleted."""
+        made: list[bytes] = []
+        size = 0
+        while size < _GATHER and not self._done:
+            piece = self._some()
+            made.append(piece)
+            size += len(piece)
+        return b"".join(made)
+
+    def _some(self) -> bytes:
+        if self._reading is not None:
+            piece = self._reading.next_piece()
+            if piece:
+                return piece
+            self._reading = None
+            return bytes(self._padding)
+        if not self._queue and not self._walked:
+            self._walk()
+        if not self._queue:
+            self._done = True
+            return _END
+        return self._entry(self._queue.popleft())
+
+    def _walk(self) -> None:
+        def read(tx: Tx) -> list[Walked]:
+            state_of(tx, self._fs)  # the filesystem may go while it is sent
+            attr, at = self._top.attr, self._state.at
+            return list(walk(tx, self._state.fs, attr, self._after, EXPORT_PAGE, at))
+
+        found = self._db.read(read)
+        self._walked = len(found) < EXPORT_PAGE
+        if found:
+            self._after = found[-1].path
+        below = self._top.path + b"/"
+        self._queue.extend(Walked(below + one.path, one.attr) for one in found)
+
+    def _entry(self, one: Walked) -> bytes:
+        attr = one.attr
+        kind = _TYPES.get(stat.S_IFMT(attr.mode))
+        if kind is None:
+            self.skipped += 1
+            return b""
+        first = self._links.get(attr.ino)
+        if first is None and attr.nlink > 1 and not attr.is_dir:
+            self._links[attr.ino] = one.path
+        linked = first is not None
+        if attr.is_file and not linked and attr.size:
+            self._reading = self._db.read(
+                lambda tx: Reading.open(tx, self._db, self._packs, self._fs, self._state, attr, 0, attr.size)
+            )
+            self._padding = -attr.size % tarfile.BLOCKSIZE
+        return _header(one.path, attr, tarfile.LNKTYPE if linked else kind, first)
+
+
+def _header(path: bytes, attr: Attr, kind: bytes, first: bytes | None) -> bytes:
+    """The entry's headers."""
+    info = tarfile.TarInfo(_text(path))
+    info.type, info.mode = kind, stat.S_IMODE(attr.mode)
+    info.uid, info.gid = attr.uid, attr.gid
+    info.size = attr.size if kind == tarfile.REGTYPE else 0
+    info.mtime = attr.mtime // 10**9
+    target = first if first is not None else attr.target
+    if target is not None:
+        info.linkname = _text(target)
+    if kind in (tarfile.CHRTYPE, tarfile.BLKTYPE):
+        info.devmajor, info.devminor = _device(attr.rdev)
+    more = {
+        f"SCHILY.xattr.{_text(name)}": _text(value) for name, value in sorted((attr.xattrs or {}).items())
+    }
+    if attr.mtime > 0 and attr.mtime % 10**9:
+        more["mtime"] = f"{attr.mtime // 10**9}.{attr.mtime % 10**9:09d}"
+    info.pax_headers = more
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _device(rdev: int) -> tuple[int, int]:
+    """Major and minor number, as Linux packs them."""
+    major = (rdev >> 8) & 0xFFF | (rdev >> 32) & ~0xFFF
+    minor = rdev & 0xFF | (rdev >> 12) & ~0xFF & 0xFFFFFFFF
+    return major, minor
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,208 @@
+"""Native checkpoints over HTTP, against a real server: routes, states by every name, restore, export."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any
+
+import pytest
+from support.server import TestFs
+
+PAYLOAD = bytes(range(256)) * 6000  # one and a half blocks
+
+
+def put(fs: TestFs, path: str, data: bytes, query: str = "?parents=1") -> None:
+    reply = fs.ask("PUT", f"/files{path}{query}", data)
+    assert reply.status == 200, reply.body
+
+
+def get(fs: TestFs, path: str, query: str = "") -> bytes:
+    reply = fs.ask("GET", f"/files{path}{query}")
+    assert reply.status == 200, reply.body
+    return reply.body
+
+
+def make(fs: TestFs, **body: Any) -> dict[str, Any]:
+    reply = fs.ask("POST", "/checkpoints", body)
+    assert reply.status == 201, reply.body
+    found: dict[str, Any] = reply.json
+    return found
+
+
+def test_a_checkpoint_from_its_making_to_its_end(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/d/one", b"first")
+    put(fs, "/d/large", PAYLOAD)
+    made = make(fs, label="before")
+    name = made["checkpoint_id"]
+    assert {"thread_id", "fs_seq", "label", "created_at", "not_flushed", "server_ms"} <= made.keys()
+    assert 0 < made["server_ms"] < 5000
+    put(fs, "/d/one", b"second, longer")
+    put(fs, "/new", b"x")
+    at = f"?checkpoint={name}"
+    for query in (at, f"?fs_seq={made['fs_seq']}"):
+        assert get(fs, "/d/one", query) == b"first"
+        assert get(fs, "/d/large", query) == PAYLOAD
+        assert fs.ask("GET", f"/stat/new{query}").status == 404
+        names = [one["name"] for one in fs.ask("GET", f"/list/{query}").json["entries"]]
+        assert names == ["d"]
+        assert len(fs.ask("GET", f"/find/{query}&name=*").json["matches"]) == 3
+    diff = fs.ask("GET", f"/diff?from={name}").json
+    assert [(one["path"], one["change"]) for one in diff["changes"]] == [
+        ("/d/one", "modified"),
+        ("/new", "added"),
+    ]
+    assert (diff["changes"][0]["size_before"], diff["changes"][0]["size_after"]) == (5, 14)
+    first = fs.ask("GET", f"/diff?from={name}&limit=1").json
+    rest = fs.ask("GET", f"/diff?from={name}&limit=1&after={first['next_after']}").json
+    assert first["changes"] + rest["changes"] == diff["changes"]
+    assert rest["next_after"] is None
+    found = fs.ask("GET", "/checkpoints").json["checkpoints"]
+    assert found[0]["checkpoint_id"] == name
+    assert fs.ask("GET", f"/checkpoints/{name}").json == found[0]
+    assert fs.ask("DELETE", f"/checkpoints/{name}").json["status"] == "deleted"
+    gone = fs.ask("GET", f"/files/d/one{at}")
+    assert (gone.status, gone.code) == (404, "not_found")
+    assert fs.ask("GET", f"/files/d/one?fs_seq={made['fs_seq']}").status == 404
+
+
+def test_restore_undo_undelete_history(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/w/a", b"one")
+    put(fs, "/w/b", b"bee")
+    first = make(fs)
+    put(fs, "/w/a", b"two")
+    assert fs.ask("POST", "/actions", {"action": "remove", "path": "/w/b"}).status == 200
+    put(fs, "/w/c", b"sea")
+    dry = fs.ask("POST", "/restore", {"checkpoint": first["checkpoint_id"], "dry_run": True}).json
+    assert dry["changes"] > 0
+    assert get(fs, "/w/a") == b"two"
+    done = fs.ask("POST", "/restore", {"checkpoint": first["checkpoint_id"]})
+    assert done.status == 200, done.body
+    assert (get(fs, "/w/a"), get(fs, "/w/b")) == (b"one", b"bee")
+    assert fs.ask("GET", "/stat/w/c").status == 404
+    undo = done.json["undo_checkpoint_id"]
+    shown = fs.ask("GET", f"/checkpoints/{undo}").json
+    assert shown["reason"] == "restore-undo"
+    assert fs.ask("POST", "/restore", {"checkpoint": undo, "path": "/w/c"}).status == 200
+    assert (get(fs, "/w/c"), get(fs, "/w/a")) == (b"sea", b"one")
+    versions = fs.ask("GET", "/history/w/a").json["versions"]
+    assert [one["stat"]["size_bytes"] for one in versions] == [3, 3, 3]
+    assert fs.ask("POST", "/actions", {"action": "remove", "path": "/w", "recursive": True}).status == 200
+    assert fs.ask("POST", "/undelete", {"path": "/w/b"}).status == 200
+    assert get(fs, "/w/b") == b"bee"
+    again = fs.ask("POST", "/undelete", {"path": "/w/b"})
+    assert (again.status, again.code) == (409, "conflict")
+    assert fs.ask("POST", "/undelete", {"path": "/never"}).status == 404
+    absent = fs.ask("POST", "/restore", {"checkpoint": first["checkpoint_id"], "path": "/never"})
+    assert absent.status == 404
+
+
+def test_a_restore_under_a_mount_needs_force_or_to_be_its_own(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/a", b"1")
+    made = make(fs)
+    put(fs, "/a", b"2")
+    session = fs.ask("POST", "/sessions", {"mount_id": "m1", "host": "boxA", "path": "/mnt/w"}).json
+    body = {"checkpoint": made["checkpoint_id"]}
+    refused = fs.ask("POST", "/restore", body)
+    assert (refused.status, refused.code) == (409, "busy")
+    assert "boxA" in refused.json["error"]["message"]
+    assert fs.ask("POST", "/restore", {**body, "own_sessions": [session["session"]]}).status == 200
+    assert get(fs, "/a") == b"1"
+    put(fs, "/a", b"3")
+    assert fs.ask("POST", "/restore", {**body, "force": True}).status == 200
+    assert get(fs, "/a") == b"1"
+
+
+def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    assert fs.ask("POST", "/journals", {"journal_id": "j"}).status == 201
+    put(fs, "/f", b"then")
+    assert fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "t"}]}).status == 200
+    put(fs, "/f", b"now")
+    assert get(fs, "/f", "?at_journal=j:1") == b"then"
+    assert fs.ask("GET", "/files/f?at_journal=j:2").status == 404
+    assert fs.ask("GET", "/files/f?at_journal=nonsense").status == 400
+    assert fs.ask("GET", "/files/f?at_journal=j:1&fs_seq=1").status == 400
+    assert fs.ask("POST", "/restore", {"at_journal": "j:1"}).status == 200
+    assert get(fs, "/f") == b"then"
+
+
+def test_export_is_a_tar_of_the_state(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    long = "/t/" + "n" * 200
+    put(fs, "/t/plain", b"hello", "?parents=1&mode=755&mtime_ns=1700000000123456789")
+    put(fs, "/t/large", PAYLOAD)
+    put(fs, long, b"long")
+    put(fs, "/t/empty", b"")
+    for action in (
+        {"action": "symlink", "target": "plain", "path": "/t/link"},
+        {"action": "hardlink", "source": "/t/plain", "path": "/t/z-hard"},
+        {"action": "mkdir", "path": {"b64": "L3Qv/w=="}},
+        {"action": "setxattr", "path": "/t/plain", "name": "user.k", "value_b64": "/wA="},
+    ):
+        assert fs.ask("POST", "/actions", action).status == 200
+    made = make(fs)
+    put(fs, "/t/plain", b"changed")
+    reply = fs.ask("GET", f"/export/t?checkpoint={made['checkpoint_id']}")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "application/x-tar"
+    with tarfile.open(fileobj=io.BytesIO(reply.body), errors="surrogateescape") as tar:
+        found = {one.name: one for one in tar.getmembers()}
+        assert tar.extractfile(found["t/plain"]).read() == b"hello"  # type: ignore[union-attr]
+        assert tar.extractfile(found["t/large"]).read() == PAYLOAD  # type: ignore[union-attr]
+    assert found["t"].isdir()
+    assert found[long[1:]].size == 4
+    assert found["t/plain"].mode == 0o755
+    assert found["t/plain"].pax_headers["mtime"] == "1700000000.123456789"
+    assert found["t/plain"].pax_headers["SCHILY.xattr.user.k"] == "\udcff\0"
+    assert found["t/link"].linkname == "plain"
+    assert (found["t/z-hard"].islnk(), found["t/z-hard"].linkname) == (True, "t/plain")
+    assert found["t/\udcff"].isdir()
+    one = fs.ask("GET", f"/export/t/plain?checkpoint={made['checkpoint_id']}")
+    with tarfile.open(fileobj=io.BytesIO(one.body)) as tar:
+        assert [member.name for member in tar] == ["plain"]
+    live = fs.ask("GET", "/export/t/plain")
+    with tarfile.open(fileobj=io.BytesIO(live.body)) as tar:
+        assert tar.extractfile("plain").read() == b"changed"  # type: ignore[union-attr]
+
+
+def test_prune_keeps_what_the_rule_says(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    names = [make(fs, reason="automatic")["checkpoint_id"] for _ in range(4)]
+    kept = make(fs, label="release")["checkpoint_id"]
+    dry = fs.ask("POST", "/checkpoints/prune", {"keep": "1", "dry_run": True}).json
+    assert dry["deleted"] == names[:3]
+    assert fs.ask("POST", "/checkpoints/prune", {"keep": "last=1,daily=7"}).json["deleted"] == names[:3]
+    left = [one["checkpoint_id"] for one in fs.ask("GET", "/checkpoints").json["checkpoints"]]
+    assert left == [kept, names[3]]
+    for keep in ("", "0", "sometimes=3", "daily=1,daily=2"):
+        assert fs.ask("POST", "/checkpoints/prune", {"keep": keep}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/checkpoints", {"label": 3}, 400),
+        ("POST", "/checkpoints", {"lable": "x"}, 400),
+        ("GET", "/checkpoints/cp_none", None, 404),
+        ("DELETE", "/checkpoints/cp_none", None, 404),
+        ("GET", "/diff", None, 400),
+        ("GET", "/diff?from=cp_none", None, 404),
+        ("GET", "/diff?from=seq:x", None, 400),
+        ("GET", "/diff?from=seq:99999", None, 404),
+        ("GET", "/diff?from=seq:0&limit=0", None, 400),
+        ("POST", "/restore", {}, 400),
+        ("POST", "/restore", {"checkpoint": "cp_none"}, 404),
+        ("POST", "/restore", {"checkpoint": "x", "fs_seq": 1}, 400),
+        ("POST", "/undelete", {"path": "/"}, 400),
+        ("GET", "/export/nothing", None, 404),
+        ("GET", "/files/x?checkpoint=cp_none", None, 404),
+    ],
+)
+def test_bad_input(shared_fs: TestFs, method: str, path: str, body: Any, status: int) -> None:
+    reply = shared_fs.ask(method, path, body)
+    assert reply.status == status, reply.body
+    assert reply.json["error"]["message"]
