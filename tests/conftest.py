@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import leftovers
+from support.contract import contract_server, store  # noqa: F401 - fixtures
 from support.postgres import postgres_server  # noqa: F401 - a fixture for all
 from support.reading import trusted  # noqa: F401
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
