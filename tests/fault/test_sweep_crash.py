@@ -1,4 +1,4 @@
-"""The server dies at every durable step of a sweep: nothing needed is lost, and the next sweep does the rest."""
+"""The server dies at each durable step of a sweep: nothing needed is lost, the next sweep does the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,10 +50,10 @@ POINTS = [
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     directory = tmp_path_factory.mktemp("prepared")
     fs, wanted = prepare(directory)
-    yield directory, fs, wanted
+    return directory, fs, wanted
 
 
 @pytest.mark.parametrize(("point", "count"), POINTS)

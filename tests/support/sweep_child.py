@@ -2,7 +2,7 @@
 
     python -m support.sweep_child DIRECTORY POINT COUNT
 
-`prepare` fills a directory so that every kind of step has something to do; the child sweeps it two days later.
+`prepare` fills a directory so that each kind of step has something to do; the child sweeps it two days later.
 It prints `done` when the sweep ended before the point was passed.
 """
 
