@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from fsd.client.http import CHUNK, Body, Http, Query, Reply, encode_path
+from fsd.client.http import CHUNK, Body, Http, Query, Reply, Tries, encode_path
 from fsd.model.errors import Conflict, IntegrityError, Unavailable, UsageError
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
@@ -276,7 +277,8 @@ class Reading:
     def pieces(self) -> Iterator[bytes]:
         broken = 0
         while self._end is None or self._at < self._end:
-            reply = self._http.retried(self._open)
+            tries = self._http.tries(0)
+            reply = self._http.retried(partial(self._open, tries), tries)
             before = self._at
             try:
                 for piece in self._body(reply):
@@ -290,7 +292,7 @@ class Reading:
             finally:
                 reply.close()
 
-    def _open(self) -> Reply:
+    def _open(self, tries: Tries) -> Reply:
         headers = {}
         if self._at or self._end is not None:
             last = "" if self._end is None else str(self._end - 1)
@@ -298,7 +300,7 @@ class Reading:
         if self.revision is not None:
             headers["If-Match"] = f'"{self.revision}"'
         try:
-            reply = self._http.open(self._route, headers=headers)
+            reply = self._http.open(self._route, headers=headers, patience=tries.patience)
         except Conflict as exc:
             if self.revision is None:
                 raise

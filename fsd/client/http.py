@@ -30,12 +30,14 @@ from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, NotFound, PosixError, Unavailable, UsageError, from_body
 from fsd.model.limits import (
+    CALL_PATIENCE,
     CALL_TIMEOUT,
     CONNECT_TIMEOUT,
     ERROR_BODY_MAX,
     HEAD_MAX,
     JSON_ANSWER_MAX,
     KIB,
+    PATIENCE_BYTES,
     RETRY_FOR,
 )
 from fsd.model.token import redact
@@ -88,11 +90,14 @@ class BytesBody:
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
     """Seconds. `timeout` is the longest silence of the server, and for the head of an answer and for one that
-    is not streamed the longest time in all; `retry_for` is how long failed tries go on."""
+    is not streamed the longest time in all; `retry_for` is how long failed tries go on. A request that may
+    come twice is sent again after `patience` without a word, then after twice as long, and so on, until all
+    that silence was `timeout`."""
 
     connect_timeout: float = CONNECT_TIMEOUT
     timeout: float = CALL_TIMEOUT
     retry_for: float = RETRY_FOR
+    patience: float = CALL_PATIENCE
     ca_file: str | None = None
 
 
@@ -151,6 +156,27 @@ class Reply:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class Silence(TimeoutError):
+    """The request was sent whole, and not a byte of an answer came in the time given."""
+
+
+@dataclass(slots=True)
+class Tries:
+    """The tries of one request: how long the next waits for the first word, and how much more silence there
+    may be beside the time for tries that fail otherwise."""
+
+    patience: float
+    left: float
+
+    def silent(self) -> bool:
+        """A try ended in silence; whether there may be more of it."""
+        self.left -= self.patience
+        if self.left <= 0:
+            return False
+        self.patience = min(2 * self.patience, self.left)
+        return True
 
 
 class Http:
@@ -215,7 +241,12 @@ class Http:
         if method != "GET":
             extra["Idempotency-Key"] = key or self.new_key()
         loads = read_written if written else _LOADS
-        return self.retried(lambda: self._json_once(method, route, query, extra, payload, wait, loads))
+        tries = self.tries(len(sent))
+
+        def once() -> dict[str, Any]:
+            return self._json_once(method, route, query, extra, payload, wait, loads, tries.patience)
+
+        return self.retried(once, tries)
 
     def send(
         self, method: str, route: str, body: Body, *, query: Query = (), headers: Mapping[str, str]
@@ -223,20 +254,38 @@ class Http:
         """A request with a streamed body, answered with JSON. Tried again only if the body can be read again;
         the caller puts the idempotency key into `headers`."""
 
+        tries = self.tries(body.length or 0) if body.repeatable else None
+
         def once() -> dict[str, Any]:
-            return self._json_once(method, route, query, headers, body, 0.0)
+            patience = tries.patience if tries is not None else None
+            return self._json_once(method, route, query, headers, body, 0.0, patience=patience)
 
-        return self.retried(once) if body.repeatable else once()
+        return self.retried(once, tries) if tries is not None else once()
 
-    def open(self, route: str, *, query: Query = (), headers: Mapping[str, str] | None = None) -> Reply:
+    def tries(self, size: int) -> Tries:
+        """For a request with a body of `size` bytes: to send a big one again costs more than to wait."""
+        limit = self.options.timeout
+        return Tries(min(limit, self.options.patience + size / PATIENCE_BYTES), limit)
+
+    def open(
+        self,
+        route: str,
+        *,
+        query: Query = (),
+        headers: Mapping[str, str] | None = None,
+        patience: float | None = None,
+    ) -> Reply:
         """GET a streamed answer (status 200 or 206); not tried again here. Raises any `FsdError`."""
-        reply = self.exchange("GET", route, query=query, headers=headers or {}, body=None, wait=0.0)
+        reply = self.exchange(
+            "GET", route, query=query, headers=headers or {}, body=None, wait=0.0, patience=patience
+        )
         if reply.status not in (200, 206):
             self._raise_for(reply)
         return reply
 
-    def retried(self, once: Callable[[], T]) -> T:
-        """`once` again while it fails with a retryable error and time remains (tries back off, doubling)."""
+    def retried(self, once: Callable[[], T], tries: Tries | None = None) -> T:
+        """`once` again while it fails with a retryable error and time remains (tries back off, doubling). The
+        time of tries that ended in silence is counted in `tries` instead."""
         deadline = self.host.monotonic() + self.options.retry_for
         delay, faults = BACKOFF_FIRST, 0
         while True:
@@ -244,6 +293,8 @@ class Http:
                 return once()
             except FsdError as exc:
                 faults += not isinstance(exc, Unavailable)
+                if tries is not None and isinstance(exc.__cause__, Silence) and tries.silent():
+                    deadline = self.host.monotonic() + self.options.retry_for
                 hopeless = isinstance(exc.__cause__, ssl.SSLCertVerificationError)
                 late = self.host.monotonic() + delay > deadline
                 if not exc.retryable or hopeless or late or faults >= SERVER_FAULT_TRIES:
@@ -262,8 +313,11 @@ class Http:
         body: Body | None,
         wait: float,
         loads: Loads = _LOADS,
+        patience: float | None = None,
     ) -> dict[str, Any]:
-        reply = self.exchange(method, route, query=query, headers=headers, body=body, wait=wait)
+        reply = self.exchange(
+            method, route, query=query, headers=headers, body=body, wait=wait, patience=patience
+        )
         if not 200 <= reply.status < 300:
             self._raise_for(reply)
         raw = reply.read(JSON_ANSWER_MAX)
@@ -307,9 +361,11 @@ class Http:
         headers: Mapping[str, str],
         body: Body | None,
         wait: float,
+        patience: float | None = None,
     ) -> Reply:
-        """One request and the head of its answer, whatever its status. Raises `Unavailable`, and `PosixError`
-        for a path that no request's head can hold."""
+        """One request and the head of its answer, whatever its status. Raises `Unavailable` (caused by
+        `Silence` when nothing came within `patience`), and `PosixError` for a path that no request's head can
+        hold."""
         target = self._server.base + route + encode_query(query)
         if len(target) > _TARGET_MAX:
             raise PosixError(
@@ -320,7 +376,7 @@ class Http:
         connection, used = self._take()
         sock = _socket_of(connection)
         try:
-            response = self._ask(connection, method, target, headers, body, wait)
+            response = self._ask(connection, method, target, headers, body, wait, patience)
         except (ConnectionResetError, BrokenPipeError, HTTPException) as exc:
             # An idle connection may have been closed by the server meanwhile: once more on a new one.
             connection.close()
@@ -329,7 +385,7 @@ class Http:
             connection = self._connect()
             sock = _socket_of(connection)
             with self.translated(connection):
-                response = self._ask(connection, method, target, headers, body, wait)
+                response = self._ask(connection, method, target, headers, body, wait, patience)
         except (OSError, ValueError) as exc:
             connection.close()
             raise self._unavailable(exc) from exc
@@ -346,6 +402,7 @@ class Http:
         headers: Mapping[str, str],
         body: Body | None,
         wait: float,
+        patience: float | None,
     ) -> HTTPResponse:
         connection.putrequest(method, target, skip_accept_encoding=True)
         connection.putheader("Authorization", f"Bearer {self.identity.secret}")
@@ -366,9 +423,13 @@ class Http:
             connection.endheaders()
             whole = self._send_pieces(connection, body, chunked=False)
         sock, limit = _socket_of(connection), self.options.timeout + wait
-        sock.settimeout(limit)
+        sock.settimeout(limit if patience is None else min(limit, patience + wait))
         with self.watchdog.within(sock, limit):
-            response = connection.getresponse()
+            try:
+                response = connection.getresponse()
+            except TimeoutError as exc:
+                raise Silence("nothing came") from exc
+        sock.settimeout(limit)
         if response.headers.get("X-Fsd-Call", call) != call:
             raise HTTPException("the reply to another request")
         if not whole:

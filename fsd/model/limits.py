@@ -114,6 +114,11 @@ ERROR_BODY_MAX: Final = 64 * KIB  # what a client reads of an answer that is no 
 
 NS_ANSWER_MAX: Final = 256 * MIB  # what a client takes as one answer of the hot routes
 CONNECT_TIMEOUT: Final = 5.0
+# How long a server may say nothing at all before a request that may come twice is sent again: twice as long
+# after each silence, longer where it is known to be slow and for what the way up takes.
+PATIENCE_FIRST: Final = 5.0
+PATIENCE_OF_TOOK: Final = 4.0  # times what such requests lately took
+PATIENCE_BYTES: Final = 512 * KIB  # so many bytes of a body are given a second
 CONTROL_TIMEOUT: Final = 30.0  # a client's small calls: session start, end, report
 FEED_SLACK: Final = 10.0  # what a feed page may take beyond its wait
 
@@ -123,6 +128,7 @@ COPY_PARALLEL: Final = 8
 STREAM_SPOOL: Final = 8 * MIB  # a stream this short is kept, so that a failed upload can be repeated
 RETRY_FOR: Final = 8.0
 CALL_TIMEOUT: Final = 60.0
+CALL_PATIENCE: Final = 8.0
 
 # The client's log and buffer.
 SEGMENT: Final = 64 * MIB

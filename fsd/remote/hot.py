@@ -8,6 +8,7 @@ import json
 import ssl
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from fsd.model.limits import (
 from fsd.model.token import Token, redact
 from fsd.remote.answers import check_questions, read_answers
 from fsd.remote.api import Health, PreviousSession, SessionInfo, SessionStart
+from fsd.remote.patience import Patience
 from fsd.remote.resolve import Resolver
 from fsd.remote.transport import Answer, Connection
 from fsd.wire.frame import Blob, pack_pieces, unpack
@@ -98,6 +100,7 @@ class HttpRemote:
         self._starting: tuple[SessionInfo, str] | None = None
         self._state = options.state
         self._health = Health(reachable=False, rtt_ms=None)
+        self._patience: defaultdict[str, Patience] = defaultdict(Patience)  # by kind of request
 
     @property
     def endpoint(self) -> str:
@@ -286,14 +289,22 @@ class HttpRemote:
             + "\r\n"
         )
         connection = self._connection()
+        # A poll of the feed is silent on purpose.
+        patience = self._patience[path.split("/", 2)[1]] if timed else None
+        wait = patience.within(length) if patience is not None else None
         began = self._host.monotonic()
         try:
-            answer = connection.exchange(head.encode("ascii"), pieces, timeout, body_max)
+            answer = connection.exchange(head.encode("ascii"), pieces, timeout, body_max, wait)
             self._check_owner(connection, answer, call_id)
         except Unavailable:
             self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
+            if patience is not None and connection.silent:
+                patience.silent()
             raise
-        took = (self._host.monotonic() - began) * 1e3 if timed else self._health.rtt_ms
+        seconds = self._host.monotonic() - began
+        if patience is not None:
+            patience.answered(seconds)
+        took = seconds * 1e3 if timed else self._health.rtt_ms
         if answer.status not in (200, 201):
             self._refuse(answer, took)
         self._health = Health(reachable=True, rtt_ms=took)

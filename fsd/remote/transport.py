@@ -47,15 +47,31 @@ class Stale(Exception):
 
 
 class _Clock:
-    """What is left of a call's time."""
+    """What is left of a call's time. Until the first byte of an answer `patience` bounds it too: `silent` is
+    set when that ended it."""
 
-    def __init__(self, monotonic: Callable[[], float], timeout: float) -> None:
-        self._monotonic, self._end, self._timeout = monotonic, monotonic() + timeout, timeout
+    def __init__(self, monotonic: Callable[[], float], timeout: float, patience: float | None) -> None:
+        self._monotonic, self._timeout = monotonic, timeout
+        now = monotonic()
+        self._end = now + timeout
+        self._first = None if patience is None or patience >= timeout else now + patience
+        self._patience = patience
+        self.silent = False
+
+    def heard(self) -> None:
+        """A byte of the answer came."""
+        self._first = None
 
     def left(self) -> float:
-        left = self._end - self._monotonic()
+        now = self._monotonic()
+        left = self._end - now
         if left <= 0:
             raise Unavailable(f"no complete answer within {self._timeout:g} s")
+        if self._first is not None:
+            left = min(left, self._first - now)
+            if left <= 0:
+                self.silent = True
+                raise Unavailable(f"not a word of an answer within {self._patience:g} s")
         return left
 
 
@@ -75,11 +91,26 @@ class Connection:
         self._sock: socket.socket | None = None
         self._buffer = bytearray()
         self._aborted = False
+        self.silent = False  # the last exchange ended because not a byte came within its patience
 
-    def exchange(self, head: bytes, pieces: Sequence[bytes], timeout: float, body_max: int) -> Answer:
-        """Send a request and receive its answer; raises `Unavailable`. Repeats it once on a new connection
-        when a kept one turns out to be closed, so the request must be one that may arrive twice."""
-        clock = _Clock(self._monotonic, timeout)
+    def exchange(
+        self,
+        head: bytes,
+        pieces: Sequence[bytes],
+        timeout: float,
+        body_max: int,
+        patience: float | None = None,
+    ) -> Answer:
+        """Send a request and receive its answer; raises `Unavailable`, `patience` seconds after the beginning
+        when nothing of an answer came, else after `timeout`. Repeats it once on a new connection when a kept
+        one turns out to be closed, so the request must be one that may arrive twice."""
+        clock = _Clock(self._monotonic, timeout, patience)
+        try:
+            return self._exchange(head, pieces, clock, body_max)
+        finally:
+            self.silent = clock.silent
+
+    def _exchange(self, head: bytes, pieces: Sequence[bytes], clock: _Clock, body_max: int) -> Answer:
         reused = self._sock is not None and self._quiet()
         try:
             return self._once(head, pieces, clock, body_max, reused)
@@ -256,6 +287,7 @@ class Connection:
         assert sock is not None
         sock.settimeout(clock.left())
         got = sock.recv(_RECV)
+        clock.heard()
         self._buffer += got
         return bool(got)
 

@@ -1,8 +1,8 @@
 """`fsd mount` whose daemon holds a `TinyVolume` and needs no server.
 
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
-BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the watchdog's patience, `refused` is
-one operation the server would not take. Exits as the command would.
+BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the
+watchdog's patience, `refused` is one operation the server would not take. Exits as the command would.
 """
 
 from __future__ import annotations
