@@ -62,6 +62,12 @@ FIELDS: Final = {
     "fs unpack-file-system": "status message",
     "mount": "status file_system_id mount_path remote_path driver endpoint pid supervisor_pid state_dir"
     " log_file control_socket long: profile write_back_cache mount_profile local_root pack_paths[]",
+    "checkpoint create": "checkpoint_id thread_id parent_id fs_seq label reason created_at not_flushed[]"
+    " and more",
+    "checkpoint capture": "checkpoint_id thread_id parent_id label files entries bytes bytes_uploaded"
+    " skipped[] duration_ms",
+    "checkpoint mount": "status file_system_id mount_path remote_path driver endpoint pid supervisor_pid"
+    " state_dir log_file control_socket",
     "drain": "status flushed{} duration_ms " + _LEFT,
     "unmount": "status flushed{}? duration_ms? pending{}? first_failed_path? reason? mount_path",
     "wait": "status seq mount_path",

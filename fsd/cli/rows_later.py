@@ -40,8 +40,7 @@ ROWS: Final = (
     *(
         _row(CHECKPOINTS, f"checkpoint {verb}")
         for verb in (
-            "create", "list", "show", "diff", "mount", "restore", "export", "cat", "delete", "prune",
-            "capture",
+            "list", "show", "diff", "restore", "export", "cat", "delete", "prune",
         )
     ),
     _row("forks come with a later release", "fork"),

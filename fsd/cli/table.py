@@ -184,13 +184,14 @@ class Table:
 
 def load() -> Table:
     """The whole table, from the modules of rows."""
-    from fsd.cli import rows_control, rows_files, rows_journal, rows_later, rows_mount
+    from fsd.cli import rows_control, rows_cut, rows_files, rows_journal, rows_later, rows_mount
 
     return Table(
         (
             *rows_control.ROWS,
             *rows_files.ROWS,
             *rows_mount.ROWS,
+            *rows_cut.ROWS,
             *rows_journal.ROWS,
             *rows_later.ROWS,
         )
