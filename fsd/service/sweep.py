@@ -403,7 +403,6 @@ class Sweep:
         if count == SWEEP_LIST:
             return last
         if not terms.dry:
-            self._store.tidy(prefix[:-1])
             now = self._host.wall_ns()
             self._db.write(lambda tx: tx.execute("UPDATE sweep SET listed=? WHERE fs=?", (now, fs.id)))
         return None
