@@ -1,4 +1,4 @@
-"""The sweep beside uploads, commits, kept states, reads, other sweeps: nothing is lost, all room comes back."""
+"""The sweep beside uploads, commits, kept states, reads, other sweeps: nothing lost, all room comes back."""
 
 from __future__ import annotations
 
