@@ -70,6 +70,10 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
     from fsd.kernel.options import CACHE_BYTES, MountOptions
 
     identity = context.data()
+    if args.keep and not args.auto_checkpoint:
+        raise UsageError("--keep thins what --auto-checkpoint makes: give that too")
+    if args.auto_checkpoint and (args.read_only or shown_state(args)):
+        raise UsageError("a mount that changes nothing makes no checkpoints")
     cache = args.cache_size or CACHE_BYTES
     if getattr(args, "read_cache_size_mb", None):
         cache = args.read_cache_size_mb * MIB
@@ -85,6 +89,8 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         remote_path=remote_path(args.remote_path),
         read_only=args.read_only or bool(shown_state(args)),
         state=shown_state(args),
+        auto_checkpoint=args.auto_checkpoint or 0.0,
+        keep=args.keep or "",
         durability=durability,
         consistency=args.consistency,
         xattr=not args.no_xattr,

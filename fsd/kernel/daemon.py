@@ -23,6 +23,7 @@ import trio
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
 from fsd.kernel import beneath, runtime, utab
+from fsd.kernel.automatic import Automatic
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
@@ -105,6 +106,7 @@ class Daemon:
         self.kernel_gone = trio.Event()
         self.stopper = Stopper(self)
         self.checkpoints = Checkpoints(self)
+        self.automatic = Automatic(self)
         self.shown = ShownState(self.remote, options, self._own_directory())
         self.machine: Machine | None = None
 
@@ -143,6 +145,8 @@ class Daemon:
             return
         if self.options.state:
             nursery.start_soon(self.shown.keep, await self.shown.take(volume.session))
+        if self.options.auto_checkpoint:
+            await self.automatic.check()
         for note in volume.recovered.notes() if isinstance(volume.recovered, Report) else ():
             self.start.channel.say(note)
             log.warning("%s", note)
@@ -161,6 +165,7 @@ class Daemon:
             self.feed.start()
         nursery.start_soon(self._ticks)
         nursery.start_soon(self._reports)
+        nursery.start_soon(self.automatic.run)
         nursery.start_soon(self.stopper.watch_kernel)
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         await self._first_stat()

@@ -53,6 +53,8 @@ class MountOptions:
     host_label: str = ""
     notify_socket: str | None = None
     verbose: bool = False
+    auto_checkpoint: float = 0.0  # seconds between automatic checkpoints; 0: none
+    keep: str = ""  # the rule they are thinned by; empty: they stay
     state: str = ""  # the retained state to show, as in a query string; empty: the live one. Read-only
     host: Host = field(default_factory=Host)
 

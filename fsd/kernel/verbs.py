@@ -89,7 +89,7 @@ class Verbs:
             "reason": pending.reason or None,
             "cache": {"bytes": stats.bytes, "hits": stats.hits, "misses": stats.misses},
             "server": {"reachable": health.reachable, "rtt_ms": health.rtt_ms},
-            "checkpoint": daemon.checkpoints.status(),
+            "checkpoint": {**daemon.checkpoints.status(), "automatic": daemon.automatic.status()},
             "parked": len(machine.snapshot()),
             "state_dir": str(daemon.start.directory.read(daemon.options.mount_id).state_dir),
         }

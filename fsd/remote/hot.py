@@ -178,6 +178,19 @@ class HttpRemote:
         self._state = f"fs_seq={seq}"
         return seq
 
+    def newest_checkpoint(self) -> dict[str, Any] | None:
+        """The filesystem's newest checkpoint, without its files."""
+        found = self._json("GET", "/checkpoints?limit=1", None, "")
+        rows = found.get("checkpoints")
+        if not isinstance(rows, list):
+            raise Unavailable("the answer about checkpoints cannot be read")
+        return rows[0] if rows else None
+
+    def prune(self, keep: str, *, dry_run: bool = False) -> bool:
+        """Thin the automatic checkpoints by the rule `keep`, a step of it; whether there is more to do."""
+        body = {"keep": keep, **({"dry_run": True} if dry_run else {})}
+        return bool(self._json("POST", "/checkpoints/prune", body, self._host.token_bytes(16).hex())["more"])
+
     # The hot routes.
 
     def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
@@ -253,7 +266,7 @@ class HttpRemote:
         raw = self._call(
             method,
             path,
-            [json.dumps(body).encode()],
+            [] if body is None else [json.dumps(body).encode()],
             timeout or self._options.control_timeout,
             JSON_BODY_MAX,
             media=_JSON,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.sandbox import Sandbox
 from support.server import Server
+from support.wait import wait_for
 
 from fsd.kernel.control_client import request
 
@@ -155,3 +156,34 @@ def check_prefix(place: Path, before: int, after: int) -> None:
                 states.append(dict(model))
     got = {p.name: p.read_bytes() for p in place.iterdir() if p.name != "log"}
     assert got in (states or [{}]), f"no prefix of what was done up to {last}: {got}"
+
+
+def test_automatic_checkpoints(trusted: Server, tmp_path: Path) -> None:
+    box = Sandbox(tmp_path / "auto", trusted.create(), "--auto-checkpoint", "300ms", "--keep", "last=2")
+    try:
+        box.mount()
+        wait_for(lambda: auto(box)["skipped"] >= 2 or auto(box)["made"] > 1, 20, "turns with nothing to do")
+        made = auto(box)["made"]
+        assert made <= 1, "nothing changed, yet checkpoints were made"
+        for number in range(4):
+            (box.mountpoint / "f").write_text(str(number))
+            wait_for(lambda n=made + number + 1: auto(box)["made"] >= n, 20, "a checkpoint")  # type: ignore[misc]
+        status = auto(box)
+        assert status["problem"] is None
+        assert status["last_at"] is not None
+        listed = box.fs.ask("GET", "/checkpoints").json["checkpoints"]
+        assert {one["reason"] for one in listed} == {"automatic"}
+        assert len(listed) <= 3
+    finally:
+        box.close()
+    box = Sandbox(tmp_path / "bad", trusted.create(), "--auto-checkpoint", "1h", "--keep", "sometimes")
+    try:
+        bad = box.fsd("mount", str(box.mountpoint), "--state-dir", str(box.state), *box.options, check=False)
+        assert bad.returncode == 2, bad.stderr
+    finally:
+        box.close()
+
+
+def auto(box: Sandbox) -> dict[str, Any]:
+    found: dict[str, Any] = box.status()["checkpoint"]["automatic"]
+    return found
