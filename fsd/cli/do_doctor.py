@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd import __version__
-from fsd.cli import leftovers
+from fsd.cli import leftovers, local
 from fsd.cli.context import Context
 from fsd.cli.output import Document, align
 from fsd.client.control import Control
@@ -110,7 +110,9 @@ def _has_pyfuse3(found: Findings) -> bool:
 def check_mounts(context: Context, found: Findings) -> None:
     """Mount points of ours: alive, or left dead by a daemon that was killed."""
     from fsd.kernel.mountpoint import answers, list_mounts
+    from fsd.kernel.prune import prune
 
+    prune(local.runtime(context))
     ours = [entry for entry in list_mounts() if entry.ids is not None]
     for entry in ours:
         answer = answers(entry.path)

@@ -59,6 +59,16 @@ def fixed_directory(uid: int) -> Path:
     return Path("/run/fsd") if uid == 0 else Path(f"/tmp/fsd-{uid}")
 
 
+def _is(fd: int, path: Path) -> bool:
+    """Whether `path` is still the open file."""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    own = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+
+
 class RuntimeDir:
     """One runtime directory. `make` makes and checks it. What is not found in it is looked for through the
     pointers; only files of this user's count."""
@@ -113,18 +123,18 @@ class RuntimeDir:
 
     def read(self, mount_id: str) -> Record:
         """The record, in this directory or where a pointer leads. Raises `NotFound`."""
-        found = self._load(mount_id)
+        found = self.load(mount_id)
         if found is None:
-            pointer = RuntimeDir(fixed_directory(os.geteuid()), self.host)._load(mount_id)
+            pointer = RuntimeDir(fixed_directory(os.geteuid()), self.host).load(mount_id)
             if pointer is not None and Path(pointer.runtime_dir) != self.path:
-                found = RuntimeDir(Path(pointer.runtime_dir), self.host)._load(mount_id)
+                found = RuntimeDir(Path(pointer.runtime_dir), self.host).load(mount_id)
         if found is None:
             raise NotFound(
                 f"no record of mount {mount_id} in {self.path}", hint="was it mounted by another user?"
             )
         return found
 
-    def _load(self, mount_id: str) -> Record | None:
+    def load(self, mount_id: str) -> Record | None:
         """The record in this very directory; None when there is none that can be read and is ours."""
         try:
             with open(self.record_path(mount_id), encoding="utf-8") as file:
@@ -142,26 +152,31 @@ class RuntimeDir:
             names = sorted(self.path.glob("*.json"))
         except OSError:
             return []
-        return [record for name in names if (record := self._load(name.stem)) is not None]
+        return [record for name in names if (record := self.load(name.stem)) is not None]
 
     def records(self) -> list[Record]:
         """Every record, those behind pointers too, by mount point."""
         found = {record.mount_id: record for record in self._own_records()}
         for pointer in RuntimeDir(fixed_directory(os.geteuid()), self.host)._own_records():
-            real = RuntimeDir(Path(pointer.runtime_dir), self.host)._load(pointer.mount_id)
+            real = RuntimeDir(Path(pointer.runtime_dir), self.host).load(pointer.mount_id)
             if real is not None:
                 found.setdefault(real.mount_id, real)
         return sorted(found.values(), key=lambda record: record.mountpoint)
 
     def lock(self, mount_id: str) -> int | None:
         """The family lock's fd, held until every copy of it is closed; None when somebody holds it."""
-        fd = os.open(self.path / f"{mount_id}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        path = self.path / f"{mount_id}.lock"
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is(fd, path):
+                    return fd
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            # Removed (`prune`) between opening and locking: whoever comes next would not see this one.
             os.close(fd)
-            return None
-        return fd
 
     def alive(self, mount_id: str) -> bool:
         """Whether a supervisor or daemon of the mount lives."""

@@ -27,6 +27,7 @@ from fsd.kernel import runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
 from fsd.kernel.options import MountOptions
+from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound, UsageError
 
@@ -67,6 +68,7 @@ def mount(options: MountOptions, say: Say = to_stderr) -> int:
     options = replace(options, mountpoint=place)
     directory = RuntimeDir(options.runtime_dir, options.host)
     directory.make()
+    prune(directory)
     lock = _lock(options, directory, say)
     try:
         _prepare(options, place, directory)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from fsd.host.seam import Host
 from fsd.kernel import mountpoint, runtime
 from fsd.kernel.control_client import NoDaemon, connect, request
+from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.model.errors import Busy, NotDrained, NotFound, Unavailable
 
@@ -219,6 +220,7 @@ def _wait_gone(directory: RuntimeDir, record: Record, host: Host, within: float 
 
 def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
     """Every mount of ours in the kernel's table, and every daemon that is still sending."""
+    prune(directory)
     found = []
     listed = {entry.ids[1]: entry for entry in mountpoint.list_mounts() if entry.ids}
     records = {record.mount_id: record for record in directory.records()}
