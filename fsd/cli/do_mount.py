@@ -77,6 +77,8 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
     cache = args.cache_size or CACHE_BYTES
     if getattr(args, "read_cache_size_mb", None):
         cache = args.read_cache_size_mb * MIB
+    if args.exclusive and (args.read_only or shown_state(args)):
+        raise UsageError("an exclusive mount is there to write: it cannot be read-only")
     durability = args.durability
     if getattr(args, "write_back_cache", None) is False:
         durability = "close"
@@ -92,6 +94,9 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         auto_checkpoint=args.auto_checkpoint or 0.0,
         keep=args.keep or "",
         durability=durability,
+        exclusive=args.exclusive,
+        lease_ttl=args.lease_time,
+        lease_wait=args.wait,
         consistency=args.consistency,
         xattr=not args.no_xattr,
         loop=args.loop,

@@ -26,7 +26,7 @@ from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs import decide
 from fsd.vfs.aside import kept
-from fsd.vfs.open import prepare
+from fsd.vfs.open import give_up, prepare
 from fsd.vfs.open import recover as recover_log
 from fsd.vfs.recover import Report
 from fsd.vfs.types import VolumeOptions
@@ -73,9 +73,10 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
         raise UsageError("--retry, --export and --discard exclude each other")
     lock = prepare(wanted)
     try:
-        report, _ = recover_log(wanted, context.host, remote, NoCache(), patience=PATIENCE)
+        left = recover_log(wanted, context.host, remote, NoCache(), patience=PATIENCE)
+        give_up(remote, left.held)
         decided = decide_about(context, args, wanted)
-        return answer(wanted, args, report, decided)
+        return answer(wanted, args, left.report, decided)
     finally:
         os.close(lock)
 

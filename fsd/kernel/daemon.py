@@ -39,7 +39,7 @@ from fsd.kernel.shown import ShownState, shown_state
 from fsd.kernel.stop import Ending, Stopper, sizes
 from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
-from fsd.model.errors import Busy, FsdError, InternalError, Unavailable
+from fsd.model.errors import Busy, FsdError, InternalError, LeaseHeld, LeaseLost, Unavailable
 from fsd.model.names import show
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs.open import open_volume
@@ -56,6 +56,7 @@ SWITCH_INTERVAL: Final = 0.0005
 # A loop that has not turned for so long hangs: all stacks go to the log.
 HANG: Final = 10.0
 OPEN_RETRY: Final = 1.0
+LEASE_RETRY: Final = 0.5
 REPORT: Final = 5.0
 # So long the FUSE thread has to erase a log nobody needs any more before the process ends.
 CLOSE: Final = 1.0
@@ -166,6 +167,8 @@ class Daemon:
         nursery.start_soon(self._ticks)
         nursery.start_soon(self._reports)
         nursery.start_soon(self.automatic.run)
+        if self.options.exclusive:
+            nursery.start_soon(self._keep_lease)
         nursery.start_soon(self.stopper.watch_kernel)
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         await self._first_stat()
@@ -243,6 +246,8 @@ class Daemon:
             file_system=options.token.file_system_id,
             remote_path=options.remote_path,
             read_only=options.read_only,
+            exclusive=options.exclusive,
+            lease_ttl=options.lease_ttl,
             durability=options.durability,
             flush_age=options.flush_age,
             buffer_size=options.buffer_size or None,
@@ -250,7 +255,10 @@ class Daemon:
             io_timeout=options.io_timeout,
             version=__version__,
         )
-        deadline = None if self.start.restarts else options.host.monotonic() + options.ready_timeout
+        # A restarted daemon's own lease is at most so long in its way (a copy of the machine has it then).
+        patience = options.lease_wait + (options.lease_ttl if self.start.restarts else 0.0)
+        lease_deadline = options.host.monotonic() + patience
+        deadline = None if self.start.restarts else lease_deadline + options.ready_timeout
         opening = partial(open_volume, volume_options, options.host, self.remote, self.cache)
         opened: list[Volume] = []
 
@@ -265,6 +273,12 @@ class Daemon:
                 except trio.TooSlowError:
                     text = f"{self.place} could not be mounted within {options.ready_timeout:g} s"
                     failed.append(Unavailable(text, hint="does the server answer? or give --ready-timeout"))
+                except LeaseHeld as exc:
+                    if options.host.monotonic() + LEASE_RETRY > lease_deadline:
+                        failed.append(exc)
+                        continue
+                    self._waiting_for(exc)
+                    await trio.sleep(LEASE_RETRY)
                 except (Unavailable, Busy) as exc:
                     if deadline is not None and options.host.monotonic() + OPEN_RETRY > deadline:
                         failed.append(exc)
@@ -401,6 +415,24 @@ class Daemon:
             return False
         return True
 
+    async def _keep_lease(self) -> None:
+        """Renew the writer lease three times in its life; a commit's answer may tell of its loss before."""
+        assert self.machine is not None
+        volume = self.machine.volume
+        while volume.core.fenced is None:
+            await trio.sleep(self.options.lease_ttl / 3)
+            session, fence = volume.session, volume.core.fence
+            renew = partial(self.remote.renew_lease, session, fence, self.options.lease_ttl)
+            try:
+                now = await trio.to_thread.run_sync(renew, abandon_on_cancel=True)
+            except LeaseLost as exc:
+                log.error("%s; this mount is read-only now, and keeps what it has not sent", exc)
+                await self.call(partial(volume.lease_lost, session, exc))
+            except FsdError as exc:
+                log.warning("the writer lease was not renewed: %s", exc)
+            else:
+                await self.call(partial(volume.lease_kept, session, now))
+
     def _broke(self, error: BaseException) -> None:
         """FUSE thread: its loop ended by an error. Nothing can be flushed without it; the supervisor's next
         daemon recovers from the log."""
@@ -441,8 +473,12 @@ class Daemon:
         how = "clean" if ending.code == 0 else "lost"
         left = tuple(sizes(ending.pending).values())
 
+        fence = self.machine.volume.core.fence if ending.code == 0 else 0
+
         def tell() -> None:
             try:
+                if fence:
+                    self.remote.release_lease(fence)
                 self.remote.end_session(session, how, (left[0], left[1], left[2]))
             except FsdError as exc:
                 log.info("the server was not told of the end: %s", exc)

@@ -62,7 +62,7 @@ class Feed:
         while not self._stopped.is_set():
             volume = self._machine.volume
             try:
-                page = self._remote.changes(volume.feed_seq, volume.session, WAIT)
+                page = self._remote.changes(volume.feed_seq, volume.session, WAIT, volume.root_ino)
             except FsdError as exc:
                 log.debug("change feed: %s", exc)
                 self._stopped.wait(RETRY)
@@ -72,7 +72,7 @@ class Feed:
                 self._stopped.wait(RETRY)
                 continue
             self.last_answer = self._machine.host.monotonic()
-            if page.changes or page.reset or page.head > volume.feed_seq:
+            if page.changes or page.reset or page.head > volume.feed_seq or volume.leases_moved(page):
                 self._have_applied(page)
             if self._silent:
                 self._silent = False

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fsd.host.seam import Host
-from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT, READY_TIMEOUT, STOP_TIMEOUT
+from fsd.model.limits import (
+    BUFFER_MAX,
+    FLUSH_AGE,
+    IO_TIMEOUT,
+    LEASE_TTL,
+    READY_TIMEOUT,
+    STOP_TIMEOUT,
+)
 from fsd.model.token import Token
 
 CACHE_BYTES = 2 * 1024**3
@@ -23,9 +30,10 @@ class MountOptions:
     `mountpoint` is as the user wrote it; the kernel layer resolves it. `state_dir` is the root under which
     `cache/` and `mounts/<id>/` are made. `runtime_dir` is where `<mount id>.json` and the control socket
     live. `remote_path` is the subtree, b"/" for the whole.
-    Times are seconds; `io_timeout` 0 means for ever. `buffer_size` 0 means half of the free disk, at most
-    BUFFER_MAX. `host_label` names this mount in conflict copies and in `fsd mounts`. `notify_socket` is
-    sd_notify's address or None.
+    `exclusive` takes the writer lease of the subtree, which lasts `lease_ttl` unrenewed; `lease_wait` is how
+    long to wait while another holds it. Times are seconds; `io_timeout` 0 means for ever. `buffer_size` 0
+    means half of the free disk, at most BUFFER_MAX. `host_label` names this mount in conflict copies and in
+    `fsd mounts`. `notify_socket` is sd_notify's address or None.
     """
 
     mountpoint: Path
@@ -35,6 +43,9 @@ class MountOptions:
     runtime_dir: Path
     remote_path: bytes = b"/"
     read_only: bool = False
+    exclusive: bool = False
+    lease_ttl: float = LEASE_TTL
+    lease_wait: float = 0.0
     durability: str = "fsync"  # or "close"
     consistency: str = "feed"  # the only one there is
     xattr: bool = True

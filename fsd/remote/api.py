@@ -18,6 +18,17 @@ from fsd.wire.messages import Commit, CommitAnswer, FeedPage
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusive:
+    """A mount that wants to be the only writer of its subtree, whose top is the inode `ino` (0: that of
+    `before`). The lease lasts `ttl` seconds when it is not renewed. `before`: the session this one goes on
+    for, and its newest ticket."""
+
+    ino: int
+    ttl: float
+    before: tuple[int, bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """What a mount tells of itself when its session starts. `host` and `path` name the sandbox and the mount
     point for people; `remote_path` is the subtree, as text."""
@@ -28,6 +39,7 @@ class SessionInfo:
     remote_path: str
     read_only: bool
     version: str
+    exclusive: Exclusive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,8 @@ class PreviousSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """A new session: its number, the ticket of its first commit, and the filesystem's seq at that moment."""
+    """A new session: its number, the ticket of its first commit, and the filesystem's seq at that moment.
+    `fence` is that of its writer lease, 0 without one."""
 
     session: int
     ticket: bytes
@@ -50,6 +63,7 @@ class SessionStart:
     previous: PreviousSession | None
     server_version: str
     block_size: int
+    fence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,15 @@ class Health:
 class Remote(Protocol):
     """One filesystem on one server. `timeout` is for the whole call, in seconds, connecting included."""
 
-    def start_session(self, info: SessionInfo) -> SessionStart: ...
+    def start_session(self, info: SessionInfo) -> SessionStart:
+        """Raises `LeaseHeld` when it is to be exclusive and cannot be; then there is no session."""
+        ...
+
+    def renew_lease(self, session: int, fence: int, ttl: float) -> int:
+        """Keep the session's writer lease; its fence now. Raises `LeaseLost`."""
+        ...
+
+    def release_lease(self, fence: int) -> None: ...
 
     def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None: ...
 
@@ -91,6 +113,7 @@ class Remote(Protocol):
         """The blobs found, not yet verified (`open_blob` does), and the hashes the server does not have."""
         ...
 
-    def changes(self, after: int, session: int, wait: float) -> FeedPage:
-        """The change feed behind `after`; waits up to `wait` seconds for the first change."""
+    def changes(self, after: int, session: int, wait: float, root: int = 0) -> FeedPage:
+        """The change feed behind `after`; waits up to `wait` seconds for the first change. `root` is the
+        mount's top."""
         ...

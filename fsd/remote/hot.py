@@ -123,7 +123,7 @@ class HttpRemote:
 
     def start_session(self, info: SessionInfo) -> SessionStart:
         # For people: a path of any bytes is shown as far as JSON can.
-        body = {
+        body: dict[str, Any] = {
             "mount_id": info.mount_id,
             "host": _shown(info.host),
             "path": _shown(info.path),
@@ -131,6 +131,11 @@ class HttpRemote:
             "read_only": info.read_only,
             "version": info.version,
         }
+        if info.exclusive is not None:
+            before = info.exclusive.before
+            body["exclusive"] = {"ino": info.exclusive.ino, "ttl_s": info.exclusive.ttl} | (
+                {} if before is None else {"before": [before[0], base64.b64encode(before[1]).decode()]}
+            )
         # The key stays until an answer came: a start whose answer was lost is the same start again.
         if self._starting is None or self._starting[0] != info:
             self._starting = (info, self._host.token_bytes(16).hex())
@@ -151,6 +156,7 @@ class HttpRemote:
                 previous=None if previous is None else _previous(previous),
                 server_version=str(made["server_version"]),
                 block_size=_whole(made["block_size"]),
+                fence=_whole(made.get("fence", 0)),
             )
         except (KeyError, TypeError, ValueError, binascii.Error) as exc:
             raise Unavailable("the answer to a session's start cannot be read") from exc
@@ -166,6 +172,16 @@ class HttpRemote:
 
     def create_checkpoint(self, ask: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
         return self._json("POST", "/checkpoints", dict(ask), key, timeout)
+
+    def renew_lease(self, session: int, fence: int, ttl: float) -> int:
+        key = self._host.token_bytes(16).hex()
+        made = self._json("POST", f"/leases/{fence}/renew", {"ttl_s": ttl, "session": session}, key)
+        if type(made.get("fence")) is not int:
+            raise Unavailable("the answer to a lease's renewal cannot be read")
+        return int(made["fence"])
+
+    def release_lease(self, fence: int) -> None:
+        self._json("POST", f"/leases/{fence}/release", {}, f"release-{fence}")
 
     def keep_state(self, session: int) -> int:
         """Have the server keep the state questions are about while the session asks for it now and then; its
@@ -233,9 +249,9 @@ class HttpRemote:
             left = [one for one in left if one not in answered]
         return found, absent
 
-    def changes(self, after: int, session: int, wait: float) -> FeedPage:
+    def changes(self, after: int, session: int, wait: float, root: int = 0) -> FeedPage:
         wait = min(wait, FEED_WAIT_MAX)
-        path = f"/changes?after={after}&session={session}&wait={wait:g}"
+        path = f"/changes?after={after}&session={session}&wait={wait:g}&root={root}"
         raw = self._call("GET", path, [], wait + FEED_SLACK, NS_ANSWER_MAX, timed=False)
         return self._decoded(read_feed, raw)
 

@@ -44,7 +44,7 @@ def read_exclusive(given: Any, remote_path: str) -> Exclusive | None:
         raise UsageError("exclusive is an object")
     only(given, "ino", "ttl_s", "before")
     ino, before, after = whole(given, "ino"), given.get("before"), None
-    if ino is None or not 1 <= ino < _NUMBER_MAX:
+    if ino is None or not 0 <= ino < _NUMBER_MAX or (ino == 0 and before is None):
         raise UsageError("exclusive.ino is the number of a directory")
     if before is not None:
         if not isinstance(before, list) or [type(one) for one in before] != [int, str]:

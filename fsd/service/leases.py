@@ -7,7 +7,7 @@ a commit without changes of the tree: mounts that follow the feed hear of it at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fsd.host.seam import Host
@@ -25,9 +25,9 @@ _TEXT_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Exclusive:
-    """A writer lease that a mount session wants with its start. `ino` is the top of the subtree. `before` is
-    the session it goes on for, with that one's newest ticket: its lease passes over, unless a copy of the
-    sandbox has committed since."""
+    """A writer lease that a mount session wants with its start. `ino` is the top of the subtree, 0: that of
+    the lease `before` had. `before` is the session it goes on for, with that one's newest ticket: its
+    lease passes over, unless a copy of the sandbox has committed since."""
 
     ino: int
     path: bytes
@@ -44,13 +44,15 @@ class Leases:
     # writer leases -----------------------------------------------------------------------------------
 
     def take(self, tx: Tx, fs: FsRef, session: int, host: str, place: str, want: Exclusive) -> Lease:
-        """The writer lease for a session that was just begun in `tx`. Raises `LeaseHeld`, `Busy`,
-        `UsageError`. The caller wakes the feed (`announced`) once it is durable."""
+        """The writer lease for a session that was just begun in `tx`. Raises `LeaseHeld`, `LeaseLost`,
+        `Busy`, `UsageError`. The caller wakes the feed (`announced`) once it is durable."""
         _check_ttl(want.ttl)
         hold_tree(tx, fs)
         now = self._host.wall_ns()
-        way = upwards(tx, fs.id, want.ino)
         leases = self._tidy(tx, fs, now)
+        if not want.ino:
+            want = replace(want, ino=_ino_of(leases, want))
+        way = upwards(tx, fs.id, want.ino)
         mine = [one for one in leases if self._passes(tx, fs, one, want)]
         for one in leases:
             if one.kind != WRITER or one.ended or not _overlap(tx, fs.id, one.ino, want.ino, way):
@@ -203,6 +205,13 @@ class Leases:
         row = tx.one("UPDATE fs SET seq=seq+1 WHERE id=? RETURNING seq", (fs.id,))
         assert row is not None, "the filesystem is locked"
         self._feed.append(tx, fs.id, int(row[0]), 0, [ino], [])
+
+
+def _ino_of(leases: list[Lease], want: Exclusive) -> int:
+    for one in leases:
+        if one.kind == WRITER and want.before is not None and one.session == want.before[0]:
+            return one.ino
+    raise LeaseLost("the writer lease is not this mount's any more")
 
 
 def _next_fence(tx: Tx, fs: FsRef) -> int:

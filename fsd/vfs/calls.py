@@ -105,9 +105,31 @@ class Calls:
             raise Park(self.loader.name(parent, name))
         return node
 
-    def must_be_writable(self) -> None:
-        if self.core.options.read_only:
+    def must_be_writable(self, *nodes: Inode) -> None:
+        """Before a change of these inodes, or of names in these directories. EROFS."""
+        core = self.core
+        if core.options.read_only:
             raise PosixError(errno.EROFS, "mounted read-only")
+        if not core.guarded:
+            return
+        if core.fenced is not None:
+            raise PosixError(errno.EROFS, core.fenced.message)
+        if core.leased:
+            raise PosixError(errno.EROFS, core.leased)
+        for node in nodes:
+            self._not_leased(node)
+
+    def _not_leased(self, node: Inode) -> None:
+        """Raises EROFS below the top of another mount's writer lease; the server looks once more."""
+        core, at = self.core, node
+        while at.ino != core.root_ino:
+            if at.ino in core.leases:
+                raise PosixError(errno.EROFS, core.leases[at.ino])
+            above = at.parent if at.is_dir else at.where[0] if at.where is not None else 0
+            found = core.nodes.by_ino.get(above)
+            if found is None or found is at:
+                return
+            at = found
 
     def handle(self, fh: int) -> Handle:
         found = self.handles.get(fh)
@@ -126,6 +148,15 @@ class Calls:
         for handle in self.handles.values():
             if handle.node is node:
                 handle.node = stays
+
+    @staticmethod
+    def wait_out(want: Want, result: object = None) -> None:
+        """Return when `want` has ended well, raise its error, or park; the call's result is `result` then."""
+        if want.error is not None:
+            raise want.error
+        if not want.finished:
+            want.result = result
+            raise Park(want, again=False)
 
     # changes -----------------------------------------------------------------------------------------
     def room(self, length: int) -> None:

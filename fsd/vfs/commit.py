@@ -14,6 +14,8 @@ from typing import Any, Final
 from fsd.model.errors import (
     FsdError,
     IntegrityError,
+    LeaseHeld,
+    LeaseLost,
     NoSpace,
     NotAuthenticated,
     NotPermitted,
@@ -187,6 +189,8 @@ class Committer:
         """Send what is due, unless a commit is out or its retry has to wait."""
         if self.out is not None or self.retry_at is not None or self.answer is not None or self.core.met:
             return
+        if self.core.fenced is not None:
+            return
         if self.forked:
             self.out = SessionJob(session_info(self.core))
             self.core.jobs.append(self.out)
@@ -212,6 +216,7 @@ class Committer:
             self.pending(),
             list(blobs.values()),
             self.cutter.asked_with(batch),
+            core.fence,
         )
 
     # answers -----------------------------------------------------------------------------------------
@@ -236,6 +241,13 @@ class Committer:
         core.reason = error.message
         delay = self.delay
         self.delay = min(RETRY_MAX, self.delay * 2)
+        if isinstance(error, LeaseLost):
+            core.fence_off(error)
+            return
+        if isinstance(job, SessionJob) and isinstance(error, LeaseHeld):
+            # A copy of this mount, or whoever came while this session was lost, is the writer now.
+            core.fence_off(LeaseLost(f"the writer lease was lost: {error.message}"))
+            return
         if isinstance(job, CommitJob):
             if isinstance(error, SessionForked) and self.core.lost_after and put_off(self):
                 return

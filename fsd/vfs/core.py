@@ -13,7 +13,7 @@ from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
-from fsd.model.errors import FsdError, NoSpace
+from fsd.model.errors import FsdError, LeaseLost, NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.content import Flight
 from fsd.vfs.log import DROP, STATE, Log, SyncJob, segment_of
@@ -22,6 +22,7 @@ from fsd.vfs.queue import CommitQueue
 from fsd.vfs.records import FORMAT, State, packb
 from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
 from fsd.vfs.wiremap import WireMap
+from fsd.wire.messages import LeaseSeen
 
 RENEW: Final = 8 * MIB  # a log of which nothing is needed begins anew above this
 
@@ -76,6 +77,13 @@ class Core:
         self.reason = ""  # why the last attempt to send failed
         self.no_space: NoSpace | None = None  # the last time the disk under the log was full
         self.down = False  # the last question or commit found no server
+        self.fence = 0  # of this mount's writer lease, 0: it has none
+        self.fenced: LeaseLost | None = None  # the lease is somebody else's: nothing is sent any more
+        # Writer leases of others: tops of subtrees in local numbers, and what lies all of this mount under.
+        self.leases: dict[int, str] = {}
+        self.leases_told: tuple[LeaseSeen, ...] = ()
+        self.leased = ""
+        self.guarded = False  # some of this: changes are looked at before they are made
         self.recovering = False
         # Recovering after a power cut: the newest operation in the log, whose tail may be lost. Else 0.
         self.lost_after = 0
@@ -143,6 +151,7 @@ class Core:
                 self.host.boot_id(),
                 self.options.file_system,
                 self.options.mount_id,
+                self.fence,
             )
         )
 
@@ -262,6 +271,8 @@ class Core:
                 waiting.flights.add(flight.key)
         self.commit_wants.append(waiting)
         self.check_wants()
+        if self.fenced is not None:
+            self.fail_commit_wants(self.fenced)
         return want
 
     def numbered(self, flight: Flight) -> None:
@@ -305,6 +316,20 @@ class Core:
         for waiting in self.commit_wants:
             waiting.want.end(error)
         self.commit_wants = []
+
+    def fence_off(self, error: LeaseLost) -> None:
+        """The writer lease is somebody else's now. What is here stays here, and nothing more comes to it."""
+        self.fenced, self.guarded = error, True
+        self.reason = error.message
+        self.fail_commit_wants(error)
+
+    def see_leases(self, leases: tuple[LeaseSeen, ...]) -> None:
+        """The writer leases there are, as the change feed tells them."""
+        self.leases_told = leases
+        others = [one for one in leases if one.session != self.session]
+        self.leased = next((one.told for one in others if one.above), "")
+        self.leases = {self.local(one.ino): one.told for one in others}
+        self.guarded = bool(others) or self.fenced is not None
 
     def expire(self, now: float) -> None:
         """End the wants whose deadline has passed."""

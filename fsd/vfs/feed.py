@@ -18,6 +18,8 @@ class Feed:
         """Mark what changed; returns what the kernel has to forget. Own changes are known already."""
         core = self.core
         core.seq = max(core.seq, page.head)
+        if page.leases != core.leases_told:
+            core.see_leases(page.leases)
         if page.reset:
             core.feed_seq = page.head
             return self.forget_everything(page.head)

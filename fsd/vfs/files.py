@@ -58,7 +58,7 @@ class FileCalls(NameCalls):
         if node.is_dir:
             raise PosixError(errno.EISDIR, "it is a directory")
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-            self.must_be_writable()
+            self.must_be_writable(node)
         truncate = bool(flags & os.O_TRUNC) and node.is_file
         if node.is_file and not truncate:
             self.know_blocks(node)
@@ -175,6 +175,8 @@ class FileCalls(NameCalls):
         node = handle.node
         if not handle.writable:
             raise PosixError(errno.EBADF, "not open for writing")
+        if self.core.guarded:
+            self.must_be_writable(node)
         append = bool(handle.flags & os.O_APPEND)
         if append:
             self.current(node)
@@ -206,10 +208,7 @@ class FileCalls(NameCalls):
         if not node.gone and self.flusher.big(node):
             self.flusher.freeze(node)
         if handle.flags & SYNC_FLAGS and not node.gone:
-            want = self.sync_want(handle)
-            if not want.finished:
-                want.result = len(data)
-                raise Park(want, again=False)
+            self.wait_out(self.sync_want(handle), len(data))
         return len(data)
 
     def out_of_space(self) -> NoReturn:
@@ -264,8 +263,9 @@ class FileCalls(NameCalls):
     ) -> Inode:
         """Change attributes; `mode` holds permission bits. `size` truncates. `by` and `groups` are the
         caller's, as for open."""
-        self.must_be_writable()
-        node = self.current(self.core.nodes.get(ino))
+        node = self.core.nodes.get(ino)
+        self.must_be_writable(node)
+        self.current(node)
         if size is not None:
             if not node.is_file:
                 raise PosixError(errno.EISDIR if node.is_dir else errno.EINVAL, "it has no size to set")
@@ -318,16 +318,12 @@ class FileCalls(NameCalls):
         node = handle.node
         unclean = node.content is not None and node.content.unclean
         if self.core.options.durability == "close" and (unclean or (handle.writable and node.busy)):
-            want = self.sync_want(handle)
-            if not want.finished:
-                raise Park(want, again=False)
+            self.wait_out(self.sync_want(handle))
 
     def fsync(self, fh: int, datasync: bool) -> None:
         handle = self.handle(fh)
         self.told(handle)
-        want = self.sync_want(handle)
-        if not want.finished:
-            raise Park(want, again=False)
+        self.wait_out(self.sync_want(handle))
 
     def statfs(self) -> dict[str, int]:
         """Nominal figures: the server tells no limit without a quota."""

@@ -92,8 +92,8 @@ class NameCalls(Calls):
         target: bytes | None = None,
     ) -> Inode:
         """A new inode of any type; `mode` is the whole st_mode. Counts one kernel lookup."""
-        self.must_be_writable()
         directory = self.core.nodes.directory(parent)
+        self.must_be_writable(directory)
         check_name(name)
         if self.child(directory, name) is not None:
             raise PosixError(errno.EEXIST, "the name exists")
@@ -151,9 +151,9 @@ class NameCalls(Calls):
 
     def link(self, ino: int, parent: int, name: bytes) -> Inode:
         """A further name. Counts one kernel lookup."""
-        self.must_be_writable()
         core = self.core
         directory, node = core.nodes.directory(parent), core.nodes.get(ino)
+        self.must_be_writable(directory, node)
         check_name(name)
         if node.is_dir:
             raise PosixError(errno.EPERM, "a directory has one name")
@@ -177,9 +177,9 @@ class NameCalls(Calls):
 
     # removing ----------------------------------------------------------------------------------------
     def unlink(self, parent: int, name: bytes) -> None:
-        self.must_be_writable()
         core = self.core
         directory = core.nodes.directory(parent)
+        self.must_be_writable(directory)
         node = self.child(directory, name)
         if node is None:
             raise PosixError(errno.ENOENT, "no such name")
@@ -206,14 +206,15 @@ class NameCalls(Calls):
             directory.entries[name] = None
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        self.must_be_writable()
         core = self.core
         directory = core.nodes.directory(parent)
+        self.must_be_writable(directory)
         node = self.child(directory, name)
         if node is None:
             raise PosixError(errno.ENOENT, "no such name")
         if not node.is_dir:
             raise PosixError(errno.ENOTDIR, "not a directory")
+        self.must_be_writable(node)
         self.must_be_empty(node)
         time = core.stamp()
         vanish = core.queue.cancellable(parent, name, node.ino)
@@ -245,9 +246,9 @@ class NameCalls(Calls):
 
     # renaming ----------------------------------------------------------------------------------------
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
-        self.must_be_writable()
         core = self.core
         source, target = core.nodes.directory(parent), core.nodes.directory(new_parent)
+        self.must_be_writable(source, target)
         if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
             raise PosixError(errno.EINVAL, "unknown rename flags")
         check_name(new_name)
@@ -258,6 +259,7 @@ class NameCalls(Calls):
             raise PosixError(errno.EEXIST, "the name exists")
         if node is over:
             return
+        self.must_be_writable(*(one for one in (node, over) if one is not None and one.is_dir))
         self.may_rename(node, over, source, target, flags)
         self.room(RECORD_ROOM)
         self.publish(node)
@@ -407,7 +409,7 @@ class NameCalls(Calls):
         return [name for name in node.xattrs or () if uid == 0 or not name.startswith(b"trusted.")]
 
     def setxattr(self, ino: int, name: bytes, value: bytes) -> None:
-        self.must_be_writable()
+        self.must_be_writable(self.core.nodes.get(ino))
         if not 0 < len(name) <= XATTR_NAME_MAX:
             raise PosixError(errno.ERANGE, "the attribute's name is too long")
         if len(value) > XATTR_VALUE_MAX:
@@ -419,8 +421,9 @@ class NameCalls(Calls):
         self._xattr(node, name, value)
 
     def removexattr(self, ino: int, name: bytes) -> None:
-        self.must_be_writable()
-        node = self.current(self.core.nodes.get(ino))
+        node = self.core.nodes.get(ino)
+        self.must_be_writable(node)
+        self.current(node)
         if node.xattrs is None or name not in node.xattrs:
             raise PosixError(errno.ENODATA, "no such extended attribute")
         self._xattr(node, name, None)
@@ -484,5 +487,4 @@ class NameCalls(Calls):
         self.handle(fh)
         want = self.core.commit_want("fsync of a directory", [], fh=fh)
         self.committer.kick()
-        if not want.finished:
-            raise Park(want, again=False)
+        self.wait_out(want)

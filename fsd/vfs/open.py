@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsd.host.files import lock_directory
 from fsd.host.seam import Host
@@ -18,7 +18,7 @@ from fsd.model.names import show, split_path
 from fsd.remote.api import Remote, SessionStart
 from fsd.vfs.core import Core
 from fsd.vfs.log import FULL, Log, finish_retiring
-from fsd.vfs.recover import Recovery, Report
+from fsd.vfs.recover import Held, Recovery, Report
 from fsd.vfs.refused import count_refused
 from fsd.vfs.resession import session_info
 from fsd.vfs.types import Cache, VolumeOptions
@@ -36,10 +36,10 @@ def open_volume(
     that. `volume.recovered` says what was sent for an earlier run."""
     lock = prepare(options)
     try:
-        report, first = recover(options, host, remote, cache, patience=patience)
+        left = recover(options, host, remote, cache, patience=patience)
         with usable(options.state_dir):
-            volume = _start(options, host, remote, lock, first)
-        volume.recovered = report
+            volume = _start(options, host, remote, lock, left)
+        volume.recovered = left.report
         return volume
     except BaseException:
         os.close(lock)
@@ -71,15 +71,39 @@ def usable(state_dir: Path) -> Iterator[None]:
         ) from exc
 
 
+class Left(NamedTuple):
+    """What became of an earlier run's log: what was sent, the number the next log begins with, and the writer
+    lease it was written under, which is still there."""
+
+    report: Report | None
+    first: int
+    held: Held | None
+
+
 def recover(
-    options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
-) -> tuple[Report | None, int]:
-    """Send what an earlier run left in a locked state directory; see `Recovery.run`."""
+    options: VolumeOptions,
+    host: Host,
+    remote: Remote,
+    cache: Cache,
+    *,
+    patience: float = 60.0,
+    shared: bool = False,
+) -> Left:
+    """Send what an earlier run left in a locked state directory; see `Recovery.run`. `shared`: what was
+    written under a writer lease goes without it, by the rules for all."""
     with usable(options.state_dir):
         first = finish_retiring(options.state_dir, host)
         if not Log.segments(options.state_dir):
-            return None, first or 1
-        return Recovery(options, host, remote, cache, patience=patience).run()
+            return Left(None, first or 1, None)
+        recovery = Recovery(options, host, remote, cache, patience=patience, shared=shared)
+        report, first = recovery.run()
+        return Left(report, first, recovery.held)
+
+
+def give_up(remote: Remote, held: Held | None) -> None:
+    """Nobody goes on under the lease: others need not wait until it expires."""
+    if held is not None:
+        remote.release_lease(held.fence)
 
 
 def segment_size(options: VolumeOptions) -> int:
@@ -91,15 +115,26 @@ def segment_size(options: VolumeOptions) -> int:
     return min(options.segment_size, max(MIB, size // 8))
 
 
-def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, first: int) -> Volume:
-    core = Core(options, host, Log.create(options.state_dir, host, first, segment_size=segment_size(options)))
-    core.refused = count_refused(options.state_dir)
-    started: SessionStart = remote.start_session(session_info(core))
-    core.session, core.ticket, core.seq = started.session, started.ticket, started.seq
-    core.feed_seq = started.seq
-    _find_root(core, remote)
-    core.log.rotate(core.state())
-    core.log.sync()
+def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, left: Left) -> Volume:
+    size = segment_size(options)
+    core = Core(options, host, Log.create(options.state_dir, host, left.first, segment_size=size))
+    try:
+        core.refused = count_refused(options.state_dir)
+        _find_root(core, remote)
+        if options.exclusive and left.held is not None:
+            core.session, core.ticket = left.held.session, left.held.ticket  # the lease passes on
+        started: SessionStart = remote.start_session(session_info(core))
+        core.session, core.ticket, core.fence = started.session, started.ticket, started.fence
+        if not options.exclusive:
+            give_up(remote, left.held)
+        if not options.read_only:
+            # Who else is exclusive here: known before the first call, not some milliseconds later.
+            core.see_leases(remote.changes(core.feed_seq, core.session, 0.0, core.root_ino).leases)
+        core.log.rotate(core.state())
+        core.log.sync()
+    except BaseException:
+        core.log.abandon()
+        raise
     volume = Volume(core, lock)
     volume.previous = _previous(started)
     return volume
@@ -121,6 +156,7 @@ def _find_root(core: Core, remote: Remote) -> None:
     if not attr.is_dir:
         raise UsageError(f"{show(core.options.remote_path)} of the filesystem is not a directory")
     core.root_ino = attr.ino
+    core.seq = core.feed_seq = seq
     root = core.nodes.install(attr, seq, core.now())
     root.lookups = 1  # the kernel never forgets it
 

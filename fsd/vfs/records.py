@@ -16,7 +16,7 @@ from fsd.model.ops import Create, Op, Outcome, decode_one
 from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 2: `State.fence`
 TIME: Final = struct.Struct(">QB")  # before the data of a WRITE: time of the change, 1 for an append
 
 
@@ -25,7 +25,8 @@ class State(NamedTuple):
 
     `ticket` is the next commit's; `shift` is what to subtract from a local operation number to get the one on
     the wire; `wire` maps local inode numbers to those on the wire where they differ. `acked` is one more
-    than the newest acknowledged operation (local number). `boot` is the kernel's boot id.
+    than the newest acknowledged operation (local number). `boot` is the kernel's boot id. `fence` is that of
+    the writer lease the operations are made under, 0: under none.
     """
 
     format: int
@@ -37,6 +38,7 @@ class State(NamedTuple):
     boot: str
     file_system: str
     mount_id: str
+    fence: int = 0
 
 
 class Base(NamedTuple):
@@ -150,7 +152,7 @@ def read_state(raw: bytes) -> State:
     row = _load(raw)
     if row[0] > FORMAT:
         raise FormatTooNew(f"the state directory has format {row[0]}, this version reads {FORMAT}")
-    return State._make(row)
+    return State(*row)
 
 
 def read_op(raw: bytes) -> Op:

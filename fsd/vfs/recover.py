@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO, Attr
@@ -71,14 +71,32 @@ class Report:
         return found
 
 
+class Held(NamedTuple):
+    """A writer lease that a log was written under, as it was when the log was sent."""
+
+    session: int
+    ticket: bytes
+    fence: int
+
+
 class Recovery:
-    """One recovery. `run` blocks (network, disk)."""
+    """One recovery. `run` blocks (network, disk). `shared`: the operations claim no writer lease. `held` is
+    the lease they were sent under."""
 
     def __init__(
-        self, options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
+        self,
+        options: VolumeOptions,
+        host: Host,
+        remote: Remote,
+        cache: Cache,
+        *,
+        patience: float = 60.0,
+        shared: bool = False,
     ) -> None:
         self.options, self.host, self.remote, self.cache = options, host, remote, cache
         self.patience = patience
+        self.shared = shared
+        self.held: Held | None = None
 
     def run(self) -> tuple[Report | None, int]:
         """Send what is left and delete the log. Returns what was done (None: nothing was left) and the
@@ -92,6 +110,10 @@ class Recovery:
             if replay.state is None:
                 return report, log.retire()
             self._check(replay)
+            if self.shared:
+                replay.state = replay.state._replace(fence=0)
+            if replay.state.fence:
+                self.held = Held(replay.state.session, replay.state.ticket, replay.state.fence)
             if not replay.ops and not any(p.changes for p in replay.files.values()):
                 return report, log.retire()
             log.cut_tails()
@@ -131,6 +153,8 @@ class Recovery:
             # What comes beside has numbers behind the barrier's.
             driver.until(volume.barrier())
         report.conflicts, report.refused = volume.core.conflicts, volume.core.refused
+        if self.held is not None:
+            self.held = Held(volume.core.session, volume.core.ticket, volume.core.fence)
         if len(volume.core.queue) or volume.core.dirty:
             left = volume.pending()
             raise NotDrained(f"{left.operations} operations, {left.files} files left: {left.reason}")
@@ -213,6 +237,7 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
     core.recovering = True
     core.lost_after = replay.top if replay.doubtful else 0
     core.session, core.ticket = replay.state.session, replay.state.ticket
+    core.fence = replay.state.fence
     core.shift, core.acked, core.wire = replay.state.shift, replay.acked, replay.wire
     core.next_op = max(replay.top + 1, replay.acked)
     if replay.doubtful:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsd.model.ops import Content, Create, Op, Rename, Unlink
-from fsd.remote.api import Remote, SessionInfo, SessionStart
+from fsd.remote.api import Exclusive, Remote, SessionInfo, SessionStart
 from fsd.vfs.core import Core
 from fsd.vfs.types import FAST, Cache
 
@@ -28,6 +28,11 @@ class SessionJob:
 def session_info(core: Core) -> SessionInfo:
     """What the server is told of this mount."""
     options = core.options
+    exclusive = None
+    if core.fence if core.recovering else options.exclusive:
+        before = (core.session, core.ticket) if core.session else None
+        # A recovery knows no top: it goes on with the lease that the log was written under.
+        exclusive = Exclusive(core.wire.out(core.root_ino), options.lease_ttl, before)
     return SessionInfo(
         options.mount_id,
         options.hostname,
@@ -35,6 +40,7 @@ def session_info(core: Core) -> SessionInfo:
         options.remote_path.decode("utf-8", "replace"),
         options.read_only,
         options.version,
+        exclusive,
     )
 
 
@@ -45,12 +51,13 @@ def switch(core: Core, start: SessionStart) -> None:
     the server never heard of get new numbers on the wire. In the feed, what a copy of this process did under
     the old session looked like this one's own: everything known is asked for again.
     """
-    core.session, core.ticket = start.session, start.ticket
+    core.session, core.ticket, core.fence = start.session, start.ticket, start.fence
     core.counter = 0
     head = core.queue.head()
     core.shift = (head.opno if head is not None else core.next_op) - 1
     core.seq = max(core.seq, start.seq)
     core.forget = True
+    core.see_leases(core.leases_told)
     for queued in core.queue:
         if isinstance(queued.op, Create):
             core.wire.put(queued.op.ino, core.new_ino())

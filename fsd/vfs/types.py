@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from fsd.model.errors import FsdError, Unavailable
-from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT, SEGMENT
+from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT, LEASE_TTL, SEGMENT
 from fsd.remote.api import Remote
 
 FAST: Final = "fast"  # commits and what an fsync waits for: keep a worker and a connection free for it
@@ -32,6 +32,7 @@ class VolumeOptions:
 
     `state_dir` is this mount's own directory (`mounts/<id>`), made if absent. `path` is the local mount
     point and `hostname` this machine's name, for the server's record. `remote_path` is the subtree shown.
+    `exclusive`: be the only writer there, by a lease that lasts `lease_ttl` when it is not renewed.
     `durability` is "fsync" or "close". `buffer_size` None: half of the free disk, at most BUFFER_MAX.
     `io_timeout` 0: wait for ever. `endpoint` and `file_system` are written beside the log, so that a state
     directory of another filesystem is refused.
@@ -44,6 +45,8 @@ class VolumeOptions:
     file_system: str = ""
     remote_path: bytes = b"/"
     read_only: bool = False
+    exclusive: bool = False
+    lease_ttl: float = LEASE_TTL
     durability: str = "fsync"
     flush_age: float = FLUSH_AGE
     buffer_size: int | None = None

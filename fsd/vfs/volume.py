@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fsd.model.errors import FsdError, InternalError, Unavailable
+from fsd.model.errors import FsdError, InternalError, LeaseLost, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
@@ -19,7 +19,7 @@ from fsd.vfs.cut import CheckpointJob
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
 from fsd.vfs.loads import AskJob, BlobJob, Loader
-from fsd.vfs.log import SyncJob
+from fsd.vfs.log import STATE, SyncJob
 from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
@@ -153,6 +153,23 @@ class Volume(FileCalls):
         self.core.down = False
         self.loader.fresh.clear()
 
+    def leases_moved(self, page: FeedPage) -> bool:
+        """Whether `page` tells other writer leases than the last one applied. Any thread."""
+        return page.leases != self.core.leases_told
+
+    # the writer lease --------------------------------------------------------------------------------
+    def lease_kept(self, session: int, fence: int) -> None:
+        """The lease of `session` was renewed; under a new fence where it had expired and nobody took it."""
+        core = self.core
+        if session == core.session and fence > core.fence:
+            core.fence = fence
+            core.record_if_room(STATE, 0, [core.state()])  # the old number goes on meaning it
+
+    def lease_lost(self, session: int, error: LeaseLost) -> None:
+        """The lease of `session` is somebody else's. Nothing more is sent or taken; what is here stays."""
+        if session == self.core.session and self.core.fenced is None:
+            self.core.fence_off(error)
+
     # barrier and state -------------------------------------------------------------------------------
     def barrier(self) -> Want:
         """Ends when everything done up to now is committed, or with the error that prevents it."""
@@ -236,11 +253,20 @@ class Volume(FileCalls):
             "reason": pending.reason,
             "conflicts": core.conflicts,
             "refused": core.refused,
+            "exclusive": self._exclusive(),
+            "leases": sorted({core.leased, *core.leases.values()} - {""}),
             "inodes": len(core.nodes.by_ino),
             "log_bytes": core.log.used,
             "committed_operations": self.committer.committed_ops,
             "previous_session": self.previous,
         }
+
+    def _exclusive(self) -> dict[str, object] | None:
+        core = self.core
+        if not core.options.exclusive:
+            return None
+        lost = core.fenced.message if core.fenced is not None else None
+        return {"fence": core.fence, "state": "held" if lost is None else "lost", "reason": lost}
 
     def sync(self) -> None:
         """Everything accepted so far is on this machine's disk: nobody writes any more, and what is not sent

@@ -16,7 +16,7 @@ from support.client import Client, Clock, server_tree
 from fsd.model.errors import Busy, FormatTooNew, NotFound, UsageError
 from fsd.vfs.log import STATE, Log
 from fsd.vfs.open import open_volume
-from fsd.vfs.records import State, packb
+from fsd.vfs.records import FORMAT, State, packb
 from fsd.wire.messages import Commit, CommitAnswer
 
 
@@ -328,8 +328,8 @@ def altered(tmp_path: Path, change: Callable[[State], State]) -> Client:
 
 
 def test_a_log_of_a_newer_format_is_refused_and_kept(tmp_path: Path) -> None:
-    client = altered(tmp_path, lambda state: state._replace(format=2))
-    with pytest.raises(FormatTooNew, match="format 2"):
+    client = altered(tmp_path, lambda state: state._replace(format=FORMAT + 1))
+    with pytest.raises(FormatTooNew, match=f"format {FORMAT + 1}"):
         client.open()
     assert Log.segments(client.options.state_dir)
     client.bench.close()

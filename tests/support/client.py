@@ -206,7 +206,8 @@ class Client:
 
     def feed(self) -> None:
         """Take in what others changed."""
-        self.volume.apply_feed(self.remote.service.feed.page(self.remote.fs, self.volume.feed_seq, 0.0))
+        volume, feed = self.volume, self.remote.service.feed
+        volume.apply_feed(feed.page(self.remote.fs, volume.feed_seq, 0.0, volume.root_ino))
 
     def view(self) -> dict[str, tuple[Any, ...]]:
         """The tree as programs see it, in the form of `Tree.walk`."""

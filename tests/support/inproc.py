@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fsd.meta.database import Tx
 from fsd.model.attrs import Attr, Entry
 from fsd.model.errors import Unavailable
 from fsd.remote.api import PreviousSession, SessionInfo, SessionStart
 from fsd.service.access import ADMIN_GRANT, FsRef
+from fsd.service.leases import Exclusive
 from fsd.service.open import Service
 from fsd.service.sessions import SessionInfo as ServerInfo
 from fsd.wire import messages
@@ -50,7 +52,18 @@ class InProcess:
         given = ServerInfo(
             info.mount_id, info.host, info.path, info.remote_path, info.read_only, info.version
         )
-        made = self._call("session", lambda: self.service.sessions.start(self.fs, given))
+        fence = [0]
+
+        def begin(tx: Tx) -> Any:
+            made, want = self.service.sessions.begin(tx, self.fs, given, ADMIN_GRANT), info.exclusive
+            fence[0] = 0
+            if want is not None:
+                asked = Exclusive(want.ino, info.remote_path.encode(), want.ttl, want.before)
+                lease = self.service.leases.take(tx, self.fs, made.session, info.host, info.path, asked)
+                fence[0] = lease.fence
+            return made
+
+        made = self._call("session", lambda: self.service.db.write(begin))
         before = made.previous
         previous = None
         if before is not None:
@@ -60,7 +73,17 @@ class InProcess:
                 before["last_commit_at"],
                 (pending["operations"], pending["files"], pending["bytes"]),
             )
-        return SessionStart(made.session, made.ticket, made.seq, previous, "test", 1 << 20)
+        return SessionStart(made.session, made.ticket, made.seq, previous, "test", 1 << 20, fence[0])
+
+    def renew_lease(self, session: int, fence: int, ttl: float) -> int:
+        def act() -> int:
+            return self.service.leases.renew(self.fs, session, fence, ttl, ADMIN_GRANT).fence
+
+        found: int = self._call("renew", act)
+        return found
+
+    def release_lease(self, fence: int) -> None:
+        self._call("release", lambda: self.service.leases.release(self.fs, fence, ADMIN_GRANT))
 
     def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None:
         self._call("end", lambda: self.service.sessions.end(self.fs, session, ended, pending))
@@ -108,8 +131,8 @@ class InProcess:
 
         return self._call("blobs", act)
 
-    def changes(self, after: int, session: int, wait: float) -> FeedPage:
-        return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait))
+    def changes(self, after: int, session: int, wait: float, root: int = 0) -> FeedPage:
+        return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait, root))
 
 
 def _entry(row: Any) -> Entry | None:
