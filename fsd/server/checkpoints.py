@@ -112,6 +112,10 @@ _READS: Final[dict[str, tuple[Read, str]]] = {
         lambda service, fs, _body, _: service.threads.references(fs),
         "How many checkpoints use each blob key, over all threads.",
     ),
+    "missingBlobs": (
+        lambda service, fs, body, _: json.dumps(service.names.missing(fs, body)).encode(),
+        "The blob keys a checkpoint uses that are not stored: what a capture asks when it has appended.",
+    ),
     "loadThread": (
         lambda service, fs, body, _: service.threads.load_thread(fs, body),
         "The saved messages of a thread.",

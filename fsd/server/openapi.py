@@ -116,6 +116,7 @@ _CONTRACT: Final[dict[str, dict[str, str]]] = {
     "list": {**_OF_THREAD, "render": "boolean", "portable": "boolean"},
     "getHead": _OF_THREAD,
     "listBlobReferences": {},
+    "missingBlobs": {"id": "string"},
     "loadThread": _OF_THREAD,
     "saveThread": {**_OF_THREAD, "messages": "array"},
     "instances.get": {"key": "string"},

@@ -1,7 +1,7 @@
 """The audit's part about threads, checkpoints and blob names, recomputed from the stored records.
 
 Names that a checkpoint counts and that are not stored are no finding: the contract lets a checkpoint name
-what was never uploaded. `missing_names` lists them for who captured it.
+what was never uploaded. `Names.missing` lists them for who captured it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from fsd.meta.database import Tx
 from fsd.model import blocks
@@ -21,10 +21,6 @@ from fsd.service.names import hashes_of, unpack_parts
 from fsd.service.records import NATIVE, key_of, own_thread, read_body, unpack_body
 
 Say = Callable[[str, str, str], None]
-MISSING_SQL: Final = (
-    "SELECT DISTINCT name FROM named WHERE fs=? AND checkpoint=? AND NOT EXISTS "
-    "(SELECT 1 FROM blob_name b WHERE b.fs=named.fs AND b.name=named.name) ORDER BY name"
-)
 
 
 def audit_contract(tx: Tx, fs: FsRef, say: Say) -> None:
@@ -43,11 +39,6 @@ def name_references(tx: Tx, fs: FsRef) -> dict[bytes, int]:
         for digest in hashes_of(found):
             refs[digest] += 1
     return refs
-
-
-def missing_names(tx: Tx, fs: FsRef, num: int) -> list[str]:
-    """The keys that a checkpoint counts and that are not stored."""
-    return [key_text(row[0]) for row in tx.all(MISSING_SQL, (fs.id, num))]
 
 
 class _Contract:

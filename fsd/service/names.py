@@ -23,11 +23,30 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model import blocks
 from fsd.model.blocks import Parts
-from fsd.model.errors import Conflict, IntegrityError, InvalidBlob, NotFound, TooLarge, UsageError
+from fsd.model.errors import (
+    CheckpointNotFound,
+    Conflict,
+    IntegrityError,
+    InvalidBlob,
+    NotFound,
+    TooLarge,
+    UsageError,
+)
 from fsd.model.limits import BLOCK, CONTRACT_BLOB_MAX, READ_BLOCKS, SWEEP_NAMES, SWEEP_OLDER_MS
 from fsd.service.access import FsRef, Grant, hold
-from fsd.service.contract_check import ARTIFACTS, FILES, JsonObject, check_older, is_key, key_text, name_of
+from fsd.service.contract_check import (
+    ARTIFACTS,
+    FILES,
+    JsonObject,
+    check_id,
+    check_older,
+    is_key,
+    key_text,
+    name_of,
+    shown,
+)
 from fsd.service.packs import Packs
+from fsd.service.records import find, key_of
 from fsd.service.tree import seq_of
 from fsd.service.upload import Uploaded, Uploading, assemble
 from fsd.wire.frame import open_blob
@@ -42,6 +61,10 @@ COUNTED_SQL: Final = "SELECT 1 FROM named WHERE fs=? AND name=? LIMIT 1"
 SWEEP_SQL: Final = (
     "SELECT name FROM blob_name WHERE fs=? AND name>? AND fresh<? AND NOT EXISTS "
     "(SELECT 1 FROM named WHERE named.fs=blob_name.fs AND named.name=blob_name.name) ORDER BY name LIMIT ?"
+)
+MISSING_SQL: Final = (
+    "SELECT DISTINCT name FROM named WHERE fs=? AND checkpoint=? AND NOT EXISTS "
+    "(SELECT 1 FROM blob_name b WHERE b.fs=named.fs AND b.name=named.name) ORDER BY name"
 )
 
 
@@ -202,6 +225,19 @@ class Names:
             if len(found) > limit:
                 return found[:limit], found[limit - 1].key
         return found, None
+
+    def missing(self, fs: FsRef, body: JsonObject) -> list[str]:
+        """The keys that a checkpoint counts and that are not stored: for who captured it. Raises
+        `CheckpointNotFound`."""
+        name = check_id(body.get("id"), "id")
+
+        def read(tx: Tx) -> list[str]:
+            record = find(tx, fs, key_of(name))
+            if record is None:
+                raise CheckpointNotFound(f"no checkpoint {shown(name)}")
+            return [key_text(row[0]) for row in tx.all(MISSING_SQL, (fs.id, record.num))]
+
+        return self._db.read(read)
 
     def sweep(self, fs: FsRef, who: Grant, body: JsonObject) -> list[str]:
         """Remove the names that no checkpoint counts and that are older than `olderThanMs`; their keys, in
