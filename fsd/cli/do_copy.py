@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd.cli.context import Context, Interrupted, path_bytes, remote_path
-from fsd.cli.do_files import files
+from fsd.cli.do_files import files, state_of
 from fsd.cli.output import Document, Raw, Result
 from fsd.client import transfer
 from fsd.client.files import Files
@@ -125,6 +125,11 @@ def _check_flags(args: SimpleNamespace, source: End, destination: End) -> None:
     streams = STREAM in (source.place, destination.place)
     if args.query is not None and destination.place == STREAM:
         raise UsageError("--query: a copy to stdout gives bytes (output.query_not_supported)")
+    if state_of(args) and (source.place != REMOTE or destination.place == REMOTE):
+        raise UsageError(
+            "--checkpoint and --at-journal read a state: copy from there to here",
+            hint="`fsd checkpoint restore ID PATH` brings it back there",
+        )
     if args.overwrite and args.no_overwrite:
         raise UsageError("--overwrite and --no-overwrite exclude each other")
     if args.append and not uploads:

@@ -25,7 +25,19 @@ KIND_LETTERS: Final = {
 
 
 def files(context: Context) -> Files:
-    return Files(Http(context.data(), context.host), dry_run=bool(context.args.dry_run))
+    return Files(
+        Http(context.data(), context.host), dry_run=bool(context.args.dry_run), at=state_of(context.args)
+    )
+
+
+def state_of(args: SimpleNamespace) -> dict[str, str]:
+    """The retained state that --checkpoint or --at-journal names; empty: the live one."""
+    checkpoint, entry = getattr(args, "checkpoint", None), getattr(args, "at_journal", None)
+    if checkpoint and entry:
+        raise UsageError("--checkpoint and --at-journal name two states: give one of them")
+    if entry:
+        return {"at_journal": f"{entry[0]}:{entry[1]}"}
+    return {"checkpoint": checkpoint} if checkpoint else {}
 
 
 def shown_name(stat: dict[str, Any], field: str = "name") -> str:

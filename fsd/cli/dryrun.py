@@ -19,6 +19,12 @@ HIDDEN = {
     "yes", "fs_token", "token_file", "admin_key_file", "file_system_id",
 }  # fmt: skip
 
+# Handlers that know of a dry run: the server says what it would do.
+_COUNTED = {
+    "do_sweep:sweep", "do_checkpoint:restore", "do_checkpoint:undelete", "do_checkpoint:delete",
+    "do_checkpoint:prune",
+}  # fmt: skip
+
 
 class _Fields(dict[str, Any]):
     def __missing__(self, key: str) -> str:
@@ -74,7 +80,7 @@ def _ask(context: Context, checks: list[dict[str, str]], would: dict[str, Any]) 
             context.args.yes = True
             call(row.handler, context)
             checks.append({"name": "server", "status": "ok", "message": "the server would do it"})
-        elif row.handler == "do_sweep:sweep":
+        elif row.handler in _COUNTED:
             counted = call(row.handler, context)
             assert isinstance(counted, Document)
             would["would"] = counted.value

@@ -64,6 +64,16 @@ FIELDS: Final = {
     " log_file control_socket long: profile write_back_cache mount_profile local_root pack_paths[]",
     "checkpoint create": "checkpoint_id thread_id parent_id fs_seq label reason created_at not_flushed[]"
     " and more",
+    "checkpoint list": "checkpoints[] next_cursor",
+    "checkpoint show": "checkpoint_id thread_id parent_id kind reason label fs_seq entries created_at"
+    " expires_at files[]?",
+    "checkpoint diff": "from_seq to_seq changes[]",
+    "checkpoint restore": "status? fs_seq? restored_seq? path? changes? undo_checkpoint_id? server_ms?"
+    " dry_run? path_b64? checkpoint_id? directory? files? directories? links? removed? bytes?",
+    "checkpoint delete": "checkpoint_id status fs_seq",
+    "checkpoint prune": "deleted[] kept dry_run?",
+    "history": "path versions[] next_cursor path_b64?",
+    "undelete": "status fs_seq restored_seq path changes undo_checkpoint_id server_ms dry_run? path_b64?",
     "checkpoint capture": "checkpoint_id thread_id parent_id label files entries bytes bytes_uploaded"
     " skipped[] duration_ms",
     "checkpoint mount": "status file_system_id mount_path remote_path driver endpoint pid supervisor_pid"

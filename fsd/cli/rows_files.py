@@ -12,6 +12,12 @@ LAYERS: Final = "layers come with forks and merges in a later release"
 LAYER: Final = flag("--layer-id", "", metavar="ID", refuse=LAYERS, only="long")
 
 
+STATE: Final = (
+    flag("--checkpoint --checkpoint-id", "as it was in this checkpoint", metavar="ID"),
+    flag("--at-journal", "as it was at this entry of a journal", values.journal_at, metavar="JOURNAL:SEQ"),
+)
+
+
 def path(help: str, **more: object) -> Flag:
     return flag("--path", help, metavar="PATH", position=0, **more)  # type: ignore[arg-type]
 
@@ -52,6 +58,7 @@ ROWS: Final = (
             flag("--tag", "tag for the remote file (user.tag.* xattr)", values.pair, metavar="K=V",
                  many=True),
             flag("--description", "kept as the tag `description`", metavar="TEXT", only="long"),
+            *STATE,
             LAYER,
         ),
     ),
@@ -62,6 +69,7 @@ ROWS: Final = (
             path("remote file", required=True),
             flag("--offset", "first byte", values.integer(), metavar="N"),
             flag("--length", "how many bytes", values.integer(), metavar="N"),
+            *STATE,
             LAYER,
         ),
     ),
@@ -75,6 +83,7 @@ ROWS: Final = (
             switch("--all -a", "accepted: names that begin with a dot are always shown"),
             flag("--limit", "at most so many entries", values.integer(1), metavar="N"),
             flag("--after", "go on behind this name", metavar="NAME"),
+            *STATE,
         ),
     ),
     Command(
@@ -83,6 +92,7 @@ ROWS: Final = (
         flags=(
             path("remote path", required=True),
             switch("--follow -L", "what a symlink leads to, not the symlink itself"),
+            *STATE,
         ),
     ),
     Command(
@@ -163,6 +173,7 @@ ROWS: Final = (
             flag("--min-size-bytes --min-size", "at least so big", values.size, metavar="SIZE"),
             flag("--max-size-bytes --max-size", "at most so big", values.size, metavar="SIZE"),
             flag("--limit", "at most so many", values.integer(1), metavar="N"),
+            *STATE,
             LAYER,
         ),
     ),

@@ -9,7 +9,6 @@ from fsd.cli.rows_files import LAYERS
 from fsd.cli.table import Command, Words, flag
 
 GROUP: Final = "Later"
-CHECKPOINTS: Final = "checkpoints come with a later release"
 SCOPES: Final = "scoped tokens come with a later release; `fsd token create` makes owner tokens"
 
 
@@ -37,16 +36,8 @@ def _nothing(long: str, word: str) -> Command:
 ROWS: Final = (
     _nothing("pack-file-system", "pack"),
     _nothing("unpack-file-system", "unpack"),
-    *(
-        _row(CHECKPOINTS, f"checkpoint {verb}")
-        for verb in (
-            "list", "show", "diff", "restore", "export", "cat", "delete", "prune",
-        )
-    ),
     _row("forks come with a later release", "fork"),
     _row("merges come with a later release", "merge"),
-    _row("versions of a file come with a later release", "history"),
-    _row("what automatic checkpoints hold comes with a later release", "undelete"),
     _row("leases come with a later release", "lock"),
     _row("searching in content comes with a later release; mount it and use grep", "grep",
          "fs search-file-content", "fs grep"),

@@ -184,7 +184,15 @@ class Table:
 
 def load() -> Table:
     """The whole table, from the modules of rows."""
-    from fsd.cli import rows_control, rows_cut, rows_files, rows_journal, rows_later, rows_mount
+    from fsd.cli import (
+        rows_checkpoint,
+        rows_control,
+        rows_cut,
+        rows_files,
+        rows_journal,
+        rows_later,
+        rows_mount,
+    )
 
     return Table(
         (
@@ -192,6 +200,7 @@ def load() -> Table:
             *rows_files.ROWS,
             *rows_mount.ROWS,
             *rows_cut.ROWS,
+            *rows_checkpoint.ROWS,
             *rows_journal.ROWS,
             *rows_later.ROWS,
         )

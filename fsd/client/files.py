@@ -114,11 +114,20 @@ class FindFilter:
 
 class Files:
     """One filesystem's tree. With `dry_run` every action is only checked by the server; nothing changes
-    (`write` refuses)."""
+    (`write` refuses). `at` names a retained state (`checkpoint` or `at_journal`) that is read instead of the
+    live one."""
 
-    def __init__(self, http: Http, file_system_id: str | None = None, *, dry_run: bool = False) -> None:
+    def __init__(
+        self,
+        http: Http,
+        file_system_id: str | None = None,
+        *,
+        dry_run: bool = False,
+        at: Mapping[str, str] | None = None,
+    ) -> None:
         self.http = http
         self.dry_run = dry_run
+        self.at = dict(at or {})
         self._base = f"/v1/file-systems/{file_system_id or http.identity.file_system_id}"
 
     def _route(self, kind: str, path: bytes) -> str:
@@ -129,13 +138,13 @@ class Files:
     # -- reading -------------------------------------------------------------------------------------
 
     def stat(self, path: bytes, *, follow: bool = False) -> JsonObject:
-        return self.http.json("GET", self._route("stat", path), query={"follow": int(follow)})
+        return self.http.json("GET", self._route("stat", path), query={"follow": int(follow), **self.at})
 
     def page(
         self, path: bytes, *, recursive: bool = False, limit: int = LIST_PAGE_MAX, after: str | None = None
     ) -> JsonObject:
         """One page of a listing: `{path, entries, next_after}`; `next_after` null at the end."""
-        query: Query = {"limit": limit, "after": after, "recursive": int(recursive)}
+        query: Query = {"limit": limit, "after": after, "recursive": int(recursive), **self.at}
         return self.http.json("GET", self._route("list", path), query=query)
 
     def list(self, path: bytes, *, recursive: bool = False) -> Iterator[JsonObject]:
@@ -152,7 +161,7 @@ class Files:
         self, path: bytes, wanted: FindFilter, *, limit: int = LIST_PAGE_MAX, after: str | None = None
     ) -> JsonObject:
         """One page: `{matches, next_after}`; a page may hold no match and yet not be the last."""
-        query: Query = {**wanted.query(), "limit": limit, "after": after}
+        query: Query = {**wanted.query(), "limit": limit, "after": after, **self.at}
         return self.http.json("GET", self._route("find", path), query=query)
 
     def find(self, path: bytes, wanted: FindFilter, *, limit: int | None = None) -> Iterator[JsonObject]:
@@ -177,7 +186,7 @@ class Files:
 
     def reading(self, path: bytes, *, offset: int = 0, length: int | None = None) -> Reading:
         """As `read`, with the revision and size it turned out to be of."""
-        return Reading(self.http, self._route("files", path), path, offset, length)
+        return Reading(self.http, self._route("files", path), path, offset, length, self.at)
 
     # -- changing ------------------------------------------------------------------------------------
 
@@ -266,10 +275,18 @@ class Files:
 class Reading:
     """One read of a range, over as many requests as it takes. Used once, by one thread."""
 
-    def __init__(self, http: Http, route: str, path: bytes, offset: int, length: int | None) -> None:
+    def __init__(
+        self,
+        http: Http,
+        route: str,
+        path: bytes,
+        offset: int,
+        length: int | None,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
         if offset < 0 or (length is not None and length < 0):
             raise UsageError("an offset or a length is not negative")
-        self._http, self._route, self._path = http, route, path
+        self._http, self._route, self._path, self._query = http, route, path, dict(query or {})
         self._at, self._end = offset, None if length is None else offset + length
         self.revision: str | None = None  # both known after the first piece
         self.size: int | None = None  # of the whole file
@@ -300,7 +317,7 @@ class Reading:
         if self.revision is not None:
             headers["If-Match"] = f'"{self.revision}"'
         try:
-            reply = self._http.open(self._route, headers=headers, patience=tries.patience)
+            reply = self._http.open(self._route, query=self._query, headers=headers, patience=tries.patience)
         except Conflict as exc:
             if self.revision is None:
                 raise

@@ -1,0 +1,143 @@
+"""The commands of checkpoints against a real server."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+from support.cli import Outcome, inside
+from support.server import TestFs
+
+from fsd.cli.fields import names
+
+
+def run(fs: TestFs, *argv: str, code: int = 0, stdin: bytes = b"") -> Outcome:
+    done = inside(*argv, env=fs.env, stdin=stdin)
+    assert done.code == code, (argv, done.code, done.out, done.err)
+    return done
+
+
+def put(fs: TestFs, path: str, data: bytes) -> None:
+    run(fs, "cp", "-", f":{path}", stdin=data)
+
+
+def create(fs: TestFs, *argv: str) -> str:
+    made = run(fs, "checkpoint", "create", *argv).json
+    assert {"checkpoint_id", "thread_id", "fs_seq", "label", "created_at", "not_flushed", "server_ms"} <= set(
+        made
+    )
+    found: str = made["checkpoint_id"]
+    return found
+
+
+def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
+    fs = shared_fs
+    put(fs, "/tasks/plan.md", b"one\n")
+    put(fs, "/tasks/notes.md", b"notes\n")
+    first = create(fs, "--label", "first draft")
+    put(fs, "/tasks/plan.md", b"two\n")
+    run(fs, "mv", "/tasks/notes.md", "/tasks/journal.md")
+    put(fs, "/tasks/more.md", b"more\n")
+
+    shown = run(fs, "checkpoint", "list").json
+    assert [one["checkpoint_id"] for one in shown["checkpoints"]] == [first]
+    assert "first draft" in run(fs, "checkpoint", "list", "--output", "text").text
+    assert run(fs, "checkpoint", "show", first, "--query", "label").json == "first draft"
+    files = run(fs, "checkpoint", "show", first, "--files").json["files"]
+    assert [one["path"] for one in files] == ["tasks/notes.md", "tasks/plan.md"]
+
+    changes = run(fs, "checkpoint", "diff", first).json["changes"]
+    assert [(one["path"], one["change"]) for one in changes] == [
+        ("/tasks/journal.md", "renamed"),
+        ("/tasks/more.md", "added"),
+        ("/tasks/plan.md", "modified"),
+    ]
+    text = run(fs, "checkpoint", "diff", first, "--output", "text").text
+    assert "/tasks/notes.md -> /tasks/journal.md" in text
+    assert run(fs, "checkpoint", "cat", first, "/tasks/plan.md").out == b"one\n"
+    assert run(fs, "cat", "/tasks/plan.md", "--checkpoint", first).out == b"one\n"
+    assert run(fs, "ls", "/tasks", "--checkpoint", first, "--output", "text").text == "notes.md\nplan.md\n"
+    assert run(fs, "stat", "/tasks/plan.md", "--checkpoint", first).json["size_bytes"] == 4
+    assert len(run(fs, "find", "/", "--type", "file", "--checkpoint", first).json["matches"]) == 2
+    run(fs, "cp", "-r", "--checkpoint", first, ":/tasks", str(tmp_path / "then"))
+    assert (tmp_path / "then" / "plan.md").read_bytes() == b"one\n"
+    assert not (tmp_path / "then" / "more.md").exists()
+    run(fs, "cp", "--checkpoint", first, str(tmp_path / "then" / "plan.md"), ":/x", code=2)
+
+    tar = run(fs, "checkpoint", "export", first, "/tasks").out
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        assert archive.getnames() == ["tasks", "tasks/notes.md", "tasks/plan.md"]
+    run(fs, "checkpoint", "restore", first, "--to", str(tmp_path / "local"))
+    assert (tmp_path / "local" / "tasks" / "plan.md").read_bytes() == b"one\n"
+
+    dry = run(fs, "checkpoint", "restore", first, "--dry-run", "--yes").json
+    assert dry["would"]["changes"] > 0
+    assert run(fs, "cat", "/tasks/plan.md").out == b"two\n"
+    done = run(fs, "checkpoint", "restore", first, "/tasks/plan.md").json
+    assert run(fs, "cat", "/tasks/plan.md").out == b"one\n"
+    assert run(fs, "cat", "/tasks/more.md").out == b"more\n"
+    run(fs, "checkpoint", "restore", first, code=2)  # the whole tree: nobody can be asked
+    run(fs, "checkpoint", "restore", first, "--yes")
+    assert run(fs, "ls", "/tasks", "--output", "text").text == "notes.md\nplan.md\n"
+    run(fs, "checkpoint", "restore", done["undo_checkpoint_id"], "--yes")
+    assert run(fs, "cat", "/tasks/plan.md").out == b"two\n"
+
+    run(fs, "rm", "/tasks/more.md")
+    back = run(fs, "undelete", "/tasks/more.md").json
+    assert back["undo_checkpoint_id"] is None
+    assert run(fs, "cat", "/tasks/more.md").out == b"more\n"
+    run(fs, "undelete", "/tasks/more.md", code=1)
+    run(fs, "undelete", "/never", code=5)
+    versions = run(fs, "history", "/tasks/plan.md").json["versions"]
+    assert versions[0]["live"]
+    assert first in {one["newest"]["checkpoint_id"] for one in versions}
+
+    run(fs, "checkpoint", "delete", first, code=2)
+    assert run(fs, "checkpoint", "delete", first, "--dry-run").json["would"]["checkpoint_id"] == first
+    assert run(fs, "checkpoint", "delete", first, "--yes").json["status"] == "deleted"
+    run(fs, "checkpoint", "show", first, code=5)
+    run(fs, "cat", "/tasks/plan.md", "--checkpoint", first, code=5)
+    pruned = run(fs, "checkpoint", "prune", "--keep", "1", "--yes").json
+    assert len(pruned["deleted"]) == 2
+    run(fs, "checkpoint", "prune", "--keep", "sometimes", "--yes", code=2)
+
+
+def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    run(fs, "journal", "create", "j")
+    put(fs, "/f", b"then")
+    run(fs, "journal", "append", "j", "--entry-json", '{"type":"t"}')
+    put(fs, "/f", b"now")
+    assert run(fs, "cat", "/f", "--at-journal", "j:1").out == b"then"
+    run(fs, "cat", "/f", "--at-journal", "j:9", code=5)
+    run(fs, "cat", "/f", "--at-journal", "j", code=2)
+    run(fs, "cat", "/f", "--at-journal", "j:1", "--checkpoint", "cp_x", code=2)
+    run(fs, "checkpoint", "restore", "/f", "--at-journal", "j:1")
+    assert run(fs, "cat", "/f").out == b"then"
+
+
+@pytest.mark.parametrize("command", ["list", "show", "diff", "restore", "delete", "prune"])
+def test_fields_are_the_documented_ones(shared_fs: TestFs, command: str) -> None:
+    fs = shared_fs
+    put(fs, "/a", b"1")
+    name = create(fs)
+    put(fs, "/a", b"2")
+    argv = {
+        "list": [],
+        "show": [name],
+        "diff": [name],
+        "restore": [name, "--yes"],
+        "delete": [name, "--yes"],
+        "prune": ["--keep", "1", "--yes"],
+    }[command]
+    answer = run(fs, "checkpoint", command, *argv).json
+    required, optional, _ = names(f"checkpoint {command}", False)
+    assert required <= set(answer) <= required | optional
+
+
+def test_text_of_ids(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    assert re.fullmatch(r"cp_[a-z2-7]{20}", create(fs))
