@@ -69,12 +69,14 @@ class BlockTask(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A made block: its new parts, with the blobs that are new and how to make them again."""
+    """A made block: its new parts, with the blobs that are new, how to make them again, and their bytes
+    (only where it was made on the volume's thread)."""
 
     block: int
     parts: Parts
     blobs: tuple[Blob, ...]
     sources: tuple[Source, ...]
+    raw: tuple[bytes, ...]
 
 
 NOTHING: Final[Mapping[bytes, Source]] = MappingProxyType({})
@@ -95,20 +97,21 @@ def _joined(runs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 def build(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     """Make one block. `fetch` is called only when `task.needs_base()`."""
     if not task.runs:
-        return Built(task.block, task.parts, (), ())
+        return Built(task.block, task.parts, (), (), ())
     return _patches(task, log) if task.patched() else _whole(task, log, fetch)
 
 
 def _patches(task: BlockTask, log: Log) -> Built:
-    parts, blobs, sources = task.parts, [], []
+    parts, blobs, sources, raw = task.parts, [], [], []
     for group in _joined(task.runs):
         start = group[0][0]
         data = b"".join(log.read(pos, length) for _, length, pos in group)
         blob = make_blob(data)
         blobs.append(blob)
+        raw.append(data)
         sources.append(Source(blob.hash, tuple((FROM_LOG, pos, length) for _, length, pos in group)))
         parts = overlay(parts, Part(start, len(data), 0, blob.hash))
-    return Built(task.block, parts, tuple(blobs), tuple(sources))
+    return Built(task.block, parts, tuple(blobs), tuple(sources), tuple(raw))
 
 
 def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
@@ -125,10 +128,10 @@ def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
         at = start + length
     data = assemble(plan, log, fetch)
     if not data.strip(b"\0"):
-        return Built(task.block, (), (), ())
+        return Built(task.block, (), (), (), ())
     blob = make_blob(data)
     part = Part(0, len(data), 0, blob.hash)
-    return Built(task.block, (part,), (blob,), (Source(blob.hash, tuple(plan)),))
+    return Built(task.block, (part,), (blob,), (Source(blob.hash, tuple(plan)),), (data,))
 
 
 def _base_plan(parts: Parts, off: int, length: int) -> list[Piece]:
@@ -159,6 +162,13 @@ def assemble(plan: Sequence[Piece], log: Log, fetch: Fetch) -> bytes:
         else:
             out.append(bytes(piece[1]))
     return b"".join(out)
+
+
+def from_log(source: Source, log: Log) -> bytes | None:
+    """The bytes of a blob that was made of the log alone, unverified; None for another."""
+    if any(piece[0] == FROM_BLOB for piece in source.pieces):
+        return None
+    return assemble(source.pieces, log, lambda wanted: {})
 
 
 def fetcher(
@@ -223,7 +233,7 @@ class BuildJob:
         for key, tasks in self.units:
             made: list[Built] = []
             for task in tasks:
-                built = build(task, self.log, fetch)
+                built = build(task, self.log, fetch)._replace(raw=())
                 made.append(built)
                 waiting.extend(built.blobs)
                 size += sum(len(b.stored) for b in built.blobs)

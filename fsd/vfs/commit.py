@@ -517,6 +517,7 @@ class Committer:
         content.landed(flight, seq if applied else base)
         if applied:
             node.cseq = seq
+            core.recent.made(queued.sources)
         if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
             content.cseq = node.cseq = seq  # it is a file of its own now
         if node.gone:

@@ -19,6 +19,7 @@ from fsd.vfs.content import Flight
 from fsd.vfs.log import DROP, STATE, Log, SyncJob, segment_of
 from fsd.vfs.node import Inode, Nodes
 from fsd.vfs.queue import CommitQueue
+from fsd.vfs.recent import Recent
 from fsd.vfs.records import FORMAT, State, packb
 from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
 from fsd.vfs.wiremap import WireMap
@@ -91,6 +92,7 @@ class Core:
         self.age_at: float | None = None  # when what changed since the last age flush is old enough
         self.conflicts = 0
         self.refused = 0
+        self.recent = Recent(log)
         self.asking = 0  # namespace questions on their way
         # While questions are on their way: (seq, names, inodes, own) committed meanwhile, so that an older
         # answer does not undo them.

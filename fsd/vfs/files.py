@@ -137,6 +137,7 @@ class FileCalls(NameCalls):
         plan: list[tuple[int, int, int, bytes]] = []
         end = offset + len(out)
         lacking: set[bytes] = set()
+        have: dict[bytes, bytes] = {}
         for index in range(offset // BLOCK, (end - 1) // BLOCK + 1):
             parts = content.shown(index)
             if not parts:
@@ -145,15 +146,18 @@ class FileCalls(NameCalls):
             stop = min(end, (index + 1) * BLOCK)
             for piece in pieces(parts, start - index * BLOCK, stop - start):
                 plan.append((start - offset + piece.at, piece.length, piece.boff, piece.hash))
-                if self.loader.blob(piece.hash) is None:
+                if piece.hash in have or piece.hash in lacking:
+                    continue
+                data = self.core.recent.get(piece.hash)
+                if data is None:
                     lacking.add(piece.hash)
+                else:
+                    have[piece.hash] = data
         self.read_ahead(handle, content, offset, end)
         if lacking:
             raise Park(self.loader.want_blobs(lacking))
         for at, length, boff, digest in plan:
-            data = self.loader.blob(digest)
-            assert data is not None
-            out[at : at + length] = memoryview(data)[boff : boff + length]
+            out[at : at + length] = memoryview(have[digest])[boff : boff + length]
 
     def read_ahead(self, handle: Handle, content: Content, offset: int, end: int) -> None:
         """A sequential reader finds the next blocks already on their way."""

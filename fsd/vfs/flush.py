@@ -8,7 +8,7 @@ published with incomplete content.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from fsd.model.errors import FsdError, NoSpace, QuotaExceeded
@@ -26,11 +26,6 @@ JOB_BYTES: Final = 8 * MIB
 INLINE_BUDGET: Final = 16 * MIB  # blob bytes kept in memory until their commit
 RETRY_FIRST: Final = 0.2
 RETRY_MAX: Final = 5.0
-
-
-def no_fetch(wanted: Sequence[bytes]) -> dict[bytes, bytes]:
-    """For blocks that need nothing but the log."""
-    raise AssertionError(f"{len(wanted)} blobs wanted where none should be")
 
 
 class Flusher:
@@ -177,12 +172,38 @@ class Flusher:
                 continue
             tasks = content.plan(flight)
             small = sum(run[1] for task in tasks for run in task.runs) <= SMALL_FILE
-            if not tasks or (inline and small and not any(task.needs_base() for task in tasks)):
-                content.took(flight, [build(task, self.core.log, no_fetch) for task in tasks])
-                self.made(flight)
+            have = self.bases(tasks) if small and (inline or not tasks) else None
+            if have is not None:
+                self.made_here(content, flight, tasks, have)
                 continue
             self.queue_tasks(flight, tasks)
         self.pump()
+
+    def bases(self, tasks: list[BlockTask]) -> dict[bytes, bytes] | None:
+        """The blobs making these blocks needs; None unless all are at hand and little."""
+        found: dict[bytes, bytes] = {}
+        for task in tasks:
+            if not task.needs_base():
+                continue
+            if task.length > SMALL_FILE:
+                return None
+            for part in task.parts:
+                data = self.core.recent.get(part.hash)
+                if data is None:
+                    return None
+                found[part.hash] = data
+        return found
+
+    def made_here(
+        self, content: Content, flight: Flight, tasks: list[BlockTask], have: dict[bytes, bytes]
+    ) -> None:
+        """Make the blocks of a small flight at once: somebody waits, and a job costs more than that."""
+        made = [build(task, self.core.log, lambda wanted: have) for task in tasks]
+        for built in made:
+            for blob, data in zip(built.blobs, built.raw, strict=True):
+                self.core.recent.keep(blob.hash, data)
+        content.took(flight, made)
+        self.made(flight)
 
     def queue_tasks(self, flight: Flight, tasks: list[BlockTask]) -> None:
         chunk: list[BlockTask] = []
@@ -231,8 +252,15 @@ class Flusher:
             return {source.hash: source for f in self.core.flights.values() for source in f.sources}
         for key, tasks in units:
             content = self.core.nodes.get(self.core.flights[key].ino).content
-            if content is not None and any(task.needs_base() for task in tasks):
-                known.update((source.hash, source) for f in content.flights for source in f.sources)
+            based = [task for task in tasks if task.needs_base()]
+            if content is None or not based:
+                continue
+            for task in based:
+                for part in task.parts:
+                    source = self.core.recent.source(part.hash)
+                    if source is not None:
+                        known[part.hash] = source
+            known.update((source.hash, source) for f in content.flights for source in f.sources)
         return known
 
     def finish(self, job: BuildJob, result: list[tuple[int, list[Built]]] | FsdError) -> None:

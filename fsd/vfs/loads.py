@@ -6,7 +6,6 @@ together. An answer is older than what was committed since it was read: `core.me
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +13,7 @@ from typing import Any, Final
 from fsd.model.attrs import Attr, Entry
 from fsd.model.blocks import decode as decode_parts
 from fsd.model.errors import FsdError, Unavailable
-from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, MIB, NS_BATCH_MAX
+from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, NS_BATCH_MAX
 from fsd.remote.api import Remote
 from fsd.vfs.build import fetcher
 from fsd.vfs.core import Core
@@ -25,7 +24,6 @@ from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, TREE
 ASK_TIMEOUT: Final = 30.0
 RETRY_FIRST: Final = 0.1
 RETRY_MAX: Final = 2.0
-MEMORY: Final = 64 * MIB  # blob bytes kept decoded
 BLOCKS_PAGE: Final = 4096
 LIST_PAGE: Final = 4096
 TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
@@ -74,8 +72,6 @@ class Loader:
         self.core = core
         self.open: dict[Key, Asked] = {}
         self.waiting: list[Asked] = []
-        self.blobs: OrderedDict[bytes, bytes] = OrderedDict()
-        self.blob_bytes = 0
         self.blob_wants: dict[bytes, list[Want]] = {}
         self.wanted: dict[Want, set[bytes]] = {}
         self.blob_queue: list[bytes] = []
@@ -384,17 +380,10 @@ class Loader:
             node.complete = True
 
     # bytes -------------------------------------------------------------------------------------------
-    def blob(self, digest: bytes) -> bytes | None:
-        """A blob's bytes if they are in memory."""
-        data = self.blobs.get(digest)
-        if data is not None:
-            self.blobs.move_to_end(digest)
-        return data
-
     def want_blobs(self, hashes: Iterable[bytes]) -> Want:
         """Load blobs that are not in memory."""
         want = self.core.want("file data")
-        lacking = {digest for digest in hashes if digest not in self.blobs}
+        lacking = {digest for digest in hashes if self.core.recent.get(digest) is None}
         if not lacking:
             want.end()
             return want
@@ -411,7 +400,7 @@ class Loader:
     def ahead(self, hashes: Iterable[bytes]) -> None:
         """Load blobs nobody waits for yet."""
         for digest in hashes:
-            if digest not in self.blobs and digest not in self.blob_wants:
+            if digest not in self.core.recent and digest not in self.blob_wants:
                 self.blob_wants[digest] = []
                 self.blob_queue.append(digest)
 
@@ -430,7 +419,7 @@ class Loader:
             return
         self.delay = RETRY_FIRST
         for digest, data in result.items():
-            self.keep(digest, data)
+            self.core.recent.keep(digest, data)
             for want in self.blob_wants.pop(digest, []):
                 left = self.wanted.get(want)
                 if left is None:
@@ -439,16 +428,6 @@ class Loader:
                 if not left:
                     del self.wanted[want]
                     want.end()
-
-    def keep(self, digest: bytes, data: bytes) -> None:
-        """Hold a blob in memory, within MEMORY."""
-        if digest in self.blobs:
-            return
-        self.blobs[digest] = data
-        self.blob_bytes += len(data)
-        while self.blob_bytes > MEMORY and len(self.blobs) > 1:
-            _, old = self.blobs.popitem(last=False)
-            self.blob_bytes -= len(old)
 
     def next_deadline(self) -> float | None:
         return self.retry_at

@@ -23,7 +23,7 @@ from zlib import crc32
 from fsd.host.files import fsync_dir, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
-from fsd.model.limits import MIB, SEGMENT
+from fsd.model.limits import LOG_KEPT, MIB, SEGMENT
 from fsd.remote.api import Remote
 from fsd.vfs.types import BULK, Cache
 
@@ -95,6 +95,8 @@ class Log:
         self._begun = False  # the current segment is this process's
         self._spare = False  # the spare file has its space
         self.freed = 0  # segments deleted so far
+        self._kept: dict[int, int] = {}  # deleted segments that can still be read, with their sizes
+        self._kept_sizes: dict[int, int] = {}
         self.unsynced: set[int] = set()  # segments written to since the last sync
 
     # opening -----------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class Log:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            if not self._give_spare():
+            if not (self._let_all_go() or self._give_spare()):
                 raise self._no_space(exc) from exc
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._fds[number], self._sizes[number] = fd, 0
@@ -310,6 +312,9 @@ class Log:
         except OSError as exc:
             if exc.errno not in FULL:
                 raise
+            if self._let_all_go():
+                self._allocate(end, spare)
+                return
             if not spare:
                 raise self._no_space(exc) from exc
             if end > self._allocated:
@@ -367,7 +372,12 @@ class Log:
     def read(self, pos: int, length: int) -> bytes:
         """`length` payload bytes at `pos`. Any thread. Raises `IntegrityError` when they are not there."""
         fd = self._fds.get(pos >> SHIFT)
-        data = b"" if fd is None else os.pread(fd, length, pos & OFFSET_MASK)
+        if fd is None:
+            fd = self._kept.get(pos >> SHIFT)
+        try:
+            data = b"" if fd is None else os.pread(fd, length, pos & OFFSET_MASK)
+        except OSError as exc:
+            raise IntegrityError(f"the log cannot be read at {pos:#x}: {exc.strerror}") from exc
         if len(data) != length:
             raise IntegrityError(f"the log lacks {length} bytes at {pos:#x}")
         return data
@@ -404,22 +414,33 @@ class Log:
         segments, that make them unneeded."""
         for number in sorted(n for n in self._fds if n < pos >> SHIFT and n != self._segment):
             self._host.crash_point("log.free")
-            os.close(self._fds.pop(number))
-            del self._sizes[number]
+            self._kept[number], self._kept_sizes[number] = self._fds.pop(number), self._sizes.pop(number)
             (self._dir / (NAME % number)).unlink()
             self.freed += 1
             self._host.crash_point("log.freed")
+        while sum(self._kept_sizes.values()) > LOG_KEPT * self._segment_size:
+            self._let_go(next(iter(self._kept)))
+
+    def _let_go(self, number: int) -> None:
+        del self._kept_sizes[number]
+        os.close(self._kept.pop(number))
+
+    def _let_all_go(self) -> bool:
+        """Give the disk back what deleted segments still hold. False: there was none."""
+        had = bool(self._kept)
+        for number in list(self._kept):
+            self._let_go(number)
+        return had
 
     def close(self) -> None:
         """Close the files and give back the space allocated ahead."""
         if self._begun and self._segment in self._fds:
             os.ftruncate(self._fds[self._segment], self._at)
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
+        self.abandon()
 
     def abandon(self) -> None:
         """Close the files as a killed process would leave them."""
+        self._let_all_go()
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()

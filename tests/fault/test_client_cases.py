@@ -441,3 +441,46 @@ def test_close_durability_covers_a_new_empty_file(client: Client) -> None:
     client.call(lambda v: v.flush(fh))
     assert files(client) == {"/empty": b""}
     client.call(lambda v: v.release(fh))
+
+
+def test_what_was_written_is_read_again_without_the_server(client: Client) -> None:
+    volume = client.volume
+    client.call(lambda v: v.lookup(v.root_ino, b"absent"))
+    contents = {b"small": b"s" * 5000, b"blocks": random.Random(2).randbytes(2 * BLOCK + 77)}
+    for name, content in contents.items():
+        _, fh = volume.create(volume.root_ino, name, 0o644, 0, 0, os.O_RDWR)
+        for at in range(0, len(content), BLOCK):
+            volume.write(fh, at, content[at : at + BLOCK])
+        client.until(volume.sync_want(volume.handle(fh)))
+        volume.release(fh)
+    settled(client)
+    for name, content in contents.items():
+        node = volume.lookup(volume.root_ino, name)
+        assert node is not None
+        client.net.cut = 0
+        client.call(lambda v, node=node: v.know_blocks(node))
+        client.net.cut = 1 << 30
+        fh = volume.open(node.ino, os.O_RDONLY)
+        assert b"".join(volume.read(fh, at, BLOCK) for at in range(0, len(content), BLOCK)) == content
+        volume.release(fh)
+    client.net.cut = 0
+
+
+def test_a_small_change_of_a_small_file_is_made_at_once(client: Client) -> None:
+    """Its base is at hand: no job that reads blobs stands between a write and its commit."""
+    volume = client.volume
+    client.call(lambda v: v.lookup(v.root_ino, b"absent"))
+    _, fh = volume.create(volume.root_ino, b"t.db", 0o644, 0, 0, os.O_RDWR)
+    volume.write(fh, 0, b"a" * 20_000)
+    client.until(volume.sync_want(volume.handle(fh)))
+    for at in range(5):
+        volume.write(fh, 4096 * at, b"b" * 10)
+        want = volume.sync_want(volume.handle(fh))
+        assert not any(isinstance(job, BuildJob) for job in volume.core.jobs)
+        client.until(want)
+    volume.release(fh)
+    settled(client)
+    assert (
+        files(client)["/t.db"]
+        == b"".join(b"b" * 10 + b"a" * 4086 for _ in range(4)) + b"b" * 10 + b"a" * 3606
+    )

@@ -24,6 +24,7 @@ def clone(client: Client, directory: Path) -> Client:
     log._dir = directory
     log._fds = {n: os.open(directory / (NAME % n), os.O_RDWR) for n in old._fds}
     log._sizes = dict(old._sizes)
+    log._kept, log._kept_sizes = {}, {}
     memo = {
         id(volume.core.host): client.host,
         id(old): log,

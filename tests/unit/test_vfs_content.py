@@ -217,7 +217,7 @@ def test_a_quarter_of_a_block_is_written_whole() -> None:
 def test_zeros_are_a_hole() -> None:
     log = MemoryLog()
     task = BlockTask(3, (), ((0, 5000, log.write(bytes(5000))),), 5000)
-    assert build(task, log, no_base) == (3, (), (), ())  # type: ignore[arg-type]
+    assert build(task, log, no_base) == (3, (), (), (), ())  # type: ignore[arg-type]
 
 
 def test_a_long_file_names_only_what_changed() -> None:
