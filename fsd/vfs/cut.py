@@ -25,6 +25,7 @@ from fsd.vfs.types import FAST, Cache, Want
 
 RETRY: Final = 0.5
 CALL_TIMEOUT: Final = 30.0
+INLINE_FILES: Final = 16  # so few small files are made at once, and all is one request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +73,12 @@ class Cutter:
         self.advance(core.now())
         if self.cut is not None:
             raise Busy("another checkpoint of this mount is being made", hint="try again when it is done")
+        inline = len(core.dirty) <= INLINE_FILES
         for ino in list(core.dirty):
             node = core.nodes.by_ino.get(ino)
             if node is not None and not node.gone:
                 node.file().hold = False
+                self.flusher.freeze(node, inline=inline)
                 self.flusher.reserve(node)
         reached = core.commit_want("what is to be in the checkpoint", [], limited=False)
         want = Want("a checkpoint", None if within is None else core.now() + within)
