@@ -204,6 +204,7 @@ class NotDrained(FsdError):
     """Something is left that only this machine holds."""
 
     code = "not_drained"
+    status = 409
     exit_code = 6
     default_hint = "keep this machine; the next `fsd mount` of the same place sends it"
 

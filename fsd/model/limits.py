@@ -199,6 +199,8 @@ MERGE_PATTERNS_MAX: Final = 100
 # Native checkpoints.
 CHECKPOINT_LABEL_MAX: Final = 256
 NOT_FLUSHED_MAX: Final = 1000  # paths a mount names that are not in its checkpoint
+DRAIN_MAX: Final = 300.0  # a checkpoint made from outside waits at most so long for the mounts
+DRAIN_SESSIONS_MAX: Final = 1000
 DIFF_ROWS_MAX: Final = 1_000_000  # changed rows of one difference; more are refused
 DIFF_PAGE_MAX: Final = 10_000  # changes of one answer
 HISTORY_STATES_MAX: Final = 500  # retained states one request for a file's history looks at
@@ -221,3 +223,4 @@ SECRET_LEAST: Final = 4  # bytes: a shorter one would zero what is none
 SECRET_BYTES_MAX: Final = 64 * KIB
 RENDER_NAMES: Final = 500  # contents named in one transaction
 RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob
+AUDIT_PACKS: Final = 64  # of a filesystem, taken at random, that an audit without --read-data reads

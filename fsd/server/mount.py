@@ -46,12 +46,14 @@ from fsd.server.context import (
     send,
     string,
     to_answer,
+    whole,
 )
 from fsd.server.leases import read_exclusive
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
 from fsd.server.tree_json import at_of
 from fsd.service.access import FsRef, Grant
+from fsd.service.barriers import BarrierAnswer
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
 from fsd.wire.frame import pack
@@ -66,6 +68,7 @@ _COMMIT_MAX: Final = COMMIT_HEADER_MAX + COMMIT_BLOBS_MAX + 8
 _PACK_MAX: Final = UPLOAD_MAX + COMMIT_HEADER_MAX
 _QUESTIONS_MAX: Final = MIB
 _HASHES_MAX: Final = 16 * KIB
+_REASON_MAX: Final = 500
 _COUNT_MAX: Final = 2**62
 
 
@@ -204,13 +207,17 @@ async def changes(request: Request) -> Response:
     session = query_int(request, "session", 0, 0, _SESSION_MAX)
     root = query_int(request, "root", 0, 0, _COUNT_MAX)
     wait = query_seconds(request, "wait", FEED_WAIT_MAX)
+    told = "asked" in request.query_params  # else the reader knows nothing of barriers
+    asked = query_int(request, "asked", 0, 0, _SEQ_MAX)
     subject = ("fs", fs.id)
     event = ctx.waiters.register(subject)
     deadline = ctx.host.monotonic() + wait
 
     def look() -> FeedPage:
         ctx.authenticate(request)
-        return ctx.service.feed.read(fs, after, root)
+        page = ctx.service.feed.read(fs, after, root)
+        asks = ctx.service.barriers.asks(fs, session, asked) if session and told else ()
+        return page._replace(asks=asks) if asks else page
 
     try:
         if session:
@@ -218,11 +225,30 @@ async def changes(request: Request) -> Response:
         while True:
             page = await ctx.poll(look)
             left = deadline - ctx.host.monotonic()
-            if page.changes or page.reset or left <= 0 or ctx.waiters.stopping:
+            if page.changes or page.reset or page.asks or left <= 0 or ctx.waiters.stopping:
                 return _raw(page.encode())
             await ctx.waiters.wait(event, left)
     finally:
         ctx.waiters.forget(subject, event)
+
+
+async def answer_barrier(request: Request) -> Response:
+    """The mount says what became of a barrier it was asked for in the feed."""
+    ctx = context(request)
+    fs, _ = await ctx.who(request)
+    body, _ = await read_json(request)
+    only(body, "ask", "included", "fs_seq", "pending", "reason")
+    ask, included, seq = whole(body, "ask"), flag(body, "included"), whole(body, "fs_seq")
+    reason = string(body, "reason")
+    number = request.path_params["n"]
+    if not number.isascii() or not number.isdigit() or len(number) > 9:
+        raise UsageError("a session is named by its number")
+    if ask is None or included is None:
+        raise UsageError("ask and included are missing")
+    answer = BarrierAnswer(included, seq or 0, _pending(body.get("pending")), (reason or "")[:_REASON_MAX])
+    await ctx.run(lambda: ctx.service.barriers.answer(fs, int(number), ask, answer))
+    ctx.waiters.wake(("barriers", fs.id))
+    return json_response({"ask": ask, "status": "ok"})
 
 
 def _started(made: SessionStart) -> dict[str, Any]:
@@ -306,6 +332,7 @@ def routes() -> list[RouteDef]:
         route("GET", ONE + "/sessions", list_sessions),
         route("POST", ONE + "/sessions/{n}/end", end_session),
         route("POST", ONE + "/sessions/{n}/report", report_session),
+        route("POST", ONE + "/sessions/{n}/barrier", answer_barrier),
         route("POST", ONE + "/commits", commit),
         route("POST", ONE + "/packs", store_packs),
         route("POST", ONE + "/ns", ask),

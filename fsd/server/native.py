@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fsd.meta.database import Tx
-from fsd.model.errors import UsageError
-from fsd.model.limits import DIFF_PAGE_MAX, LIST_PAGE_MAX, PRUNE_STEP
+from fsd.model.errors import NotDrained, UsageError
+from fsd.model.limits import DIFF_PAGE_MAX, DRAIN_MAX, LIST_PAGE_MAX, PRUNE_STEP
 from fsd.model.times import parse_rfc3339
 from fsd.server.context import (
     Context,
@@ -43,7 +43,8 @@ from fsd.server.tree_json import (
     stat_object,
 )
 from fsd.service import thinning
-from fsd.service.access import FsRef
+from fsd.service.access import FsRef, Grant
+from fsd.service.barriers import shown
 from fsd.service.difference import Change, Difference
 from fsd.service.export import Export
 from fsd.service.history import history, newest_with
@@ -55,28 +56,73 @@ from fsd.service.retained import At, state_of
 FS: Final = "/v1/file-systems/{id}"
 BASE: Final = FS + "/checkpoints"
 _SESSIONS_MAX: Final = 256
+_LOOK_EVERY: Final = 0.2  # for answers that came through another replica
 _SEQ_MAX: Final = 2**53
 
 
 async def create(request: Request) -> Response:
-    """Keep the present state as a checkpoint."""
+    """Keep the present state as a checkpoint; with `drain` after the mounts sent what they hold."""
     ctx = context(request)
     began = ctx.host.monotonic()
     body, raw = await read_json(request)
-    only(body, *FIELDS)
-    ask = read_ask(body)
+    only(body, *FIELDS, "drain", "require_all")
+    ask, seconds, require_all = read_ask(body), _drain(body), flag(body, "require_all") or False
+    fs, who = await ctx.who(request)
+    call = idempotent_call(request, who.token_id, raw)
+    service = ctx.service
+    sessions: list[dict[str, Any]] | None = None
+    if seconds and not (call is not None and await ctx.run(lambda: service.idempotency.knows(call))):
+        sessions = await _barriers(ctx, fs, who, seconds)
+        left = [one for one in sessions if not one["included"]]
+        if left and require_all:
+            raise NotDrained(
+                f"{left[0]['host']}:{left[0]['path']} could not send all it holds: {left[0]['reason']}",
+                hint="no checkpoint was made; without require_all it is made of what the server has",
+                details={"sessions": sessions},
+            )
+    waited = ctx.host.monotonic() - began if sessions is not None else 0.0
 
-    def work() -> Answer:
-        fs, who = ctx.authenticate(request)
-        call = idempotent_call(request, who.token_id, raw)
-        service = ctx.service
+    def effect(tx: Tx) -> Answer:
+        made = service.checkpoints.make(tx, fs, who, ask)
+        return to_answer(made if sessions is None else {**made, "sessions": sessions}, 201)
 
-        def effect(tx: Tx) -> Answer:
-            return to_answer(service.checkpoints.make(tx, fs, who, ask), 201)
+    answer = await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect)))
+    return send(_timed(ctx, answer, began + waited))
 
-        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
 
-    return send(_timed(ctx, await ctx.run(work), began))
+def _drain(body: dict[str, Any]) -> float:
+    """How many seconds mounts may take; 0: they are not asked."""
+    given = body.get("drain")
+    if given is None:
+        return 0.0
+    if not isinstance(given, dict) or set(given) - {"timeout"}:
+        raise UsageError("drain is an object with timeout, in seconds")
+    seconds = given.get("timeout", 10)
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= DRAIN_MAX:
+        raise UsageError(f"drain.timeout is a number of seconds over 0, at most {DRAIN_MAX:.0f}")
+    return float(seconds)
+
+
+async def _barriers(ctx: Context, fs: FsRef, who: Grant, seconds: float) -> list[dict[str, Any]]:
+    """Ask the mounts and wait for their answers."""
+    barriers = ctx.service.barriers
+    subject = ("barriers", fs.id)
+    event = ctx.waiters.register(subject)
+    deadline = ctx.host.monotonic() + seconds
+    try:
+        asked = await ctx.run(lambda: barriers.ask(fs, who, seconds))
+        ctx.waiters.wake(("fs", fs.id))
+        try:
+            while True:
+                answers = await ctx.run(lambda: barriers.answers(asked))
+                left = deadline - ctx.host.monotonic()
+                if len(answers) == len(asked) or left <= 0 or ctx.waiters.stopping:
+                    return shown(asked, answers, seconds)
+                await ctx.waiters.wait(event, min(left, _LOOK_EVERY))
+        finally:
+            await ctx.run(lambda: barriers.done(asked))
+    finally:
+        ctx.waiters.forget(subject, event)
 
 
 def _timed(ctx: Context, answer: Answer, began: float) -> Answer:

@@ -204,7 +204,14 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("POST", _ID + "/checkpoints"): Says(
         "token",
         {201: "NativeCheckpoint"},
-        body={"label": "string", "reason": "string", "expires_in_s": "number", "not_flushed": "array"},
+        body={
+            "label": "string",
+            "reason": "string",
+            "expires_in_s": "number",
+            "not_flushed": "array",
+            "drain": "object",
+            "require_all": "boolean",
+        },
     ),
     ("GET", _ID + "/checkpoints"): Says("token", {200: "Object"}, {"thread": "string", **_LIMITED}),
     ("POST", _ID + "/checkpoints/prune"): Says(
@@ -232,6 +239,17 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("POST", _ID + "/sessions/{n}/end"): Says(
         "token", {200: "Object"}, body={"ended": "string", "pending": "array"}
     ),
+    ("POST", _ID + "/sessions/{n}/barrier"): Says(
+        "token",
+        {200: "Object"},
+        body={
+            "ask": "integer",
+            "included": "boolean",
+            "fs_seq": "integer",
+            "pending": "array",
+            "reason": "string",
+        },
+    ),
     ("POST", _ID + "/sessions/{n}/report"): Says("token", {200: "Object"}, body={"pending": "array"}),
     ("POST", _ID + "/sessions/{n}/state"): Says("token", {200: "Kept"}, _AT),
     ("POST", _ID + "/leases"): Says(
@@ -251,7 +269,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("GET", _ID + "/changes"): Says(
         "token",
         {200: MEDIA_TYPE},
-        {"after": "integer", "session": "integer", "wait": "number", "root": "integer"},
+        {"after": "integer", "session": "integer", "wait": "number", "root": "integer", "asked": "integer"},
     ),
     **{
         ("POST", f"/v1/checkpoints/{op}"): Says("token", {200: "Result"}, _SHOWING.get(op, {}), body)

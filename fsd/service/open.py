@@ -13,6 +13,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, check_url, open_database
 from fsd.meta.sqlite import FILE
 from fsd.model.errors import IntegrityError, UsageError
+from fsd.service.barriers import Barriers
 from fsd.service.commit import Commits, Numbers
 from fsd.service.feed import Feed
 from fsd.service.filesystems import FileSystems
@@ -22,6 +23,7 @@ from fsd.service.instances import Instances
 from fsd.service.journals import Journals
 from fsd.service.leases import Leases
 from fsd.service.manifests import Manifests
+from fsd.service.merge import Merges
 from fsd.service.names import Names
 from fsd.service.namespace import Namespace
 from fsd.service.native import Checkpoints
@@ -76,6 +78,8 @@ class Service:
     instances: Instances
     checkpoints: Checkpoints
     restores: Restores
+    barriers: Barriers
+    merges: Merges
     retention: Retention
     sweep: Sweep
 
@@ -131,6 +135,8 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         instances=Instances(db),
         checkpoints=checkpoints,
         restores=Restores(packs, commits, feed, checkpoints, host),
+        barriers=Barriers(db, host),
+        merges=Merges(db, packs, commits, checkpoints, host),
         retention=retention,
         sweep=Sweep(db, store, packs, retention, host),
     )

@@ -236,18 +236,28 @@ class LeaseSeen(NamedTuple):
     above: bool
 
 
+class BarrierAsk(NamedTuple):
+    """Somebody makes a checkpoint from outside and wants in it what this mount holds: the mount commits all
+    that was written before and answers `POST …/sessions/{n}/barrier` with `id`, within `left_ms`."""
+
+    id: int
+    left_ms: int
+
+
 class FeedPage(NamedTuple):
     """`head` is the filesystem's seq when read. `reset`: the reader is too far behind; it forgets what it
-    knows and continues from `head`. `leases`: the writer leases that bind now, all of them."""
+    knows and continues from `head`. `leases`: the writer leases that bind now, all of them. `asks`: barriers
+    the reader's session is asked for and has not answered, those it has not seen (its `asked`)."""
 
     head: int
     changes: tuple[Change, ...]
     reset: bool
     leases: tuple[LeaseSeen, ...] = ()
+    asks: tuple[BarrierAsk, ...] = ()
 
     def encode(self) -> bytes:
-        # Three fields where nobody is exclusive, which is nearly always.
-        return packb(self if self.leases else self[:3])
+        # Three fields where nobody is exclusive and nothing is asked, which is nearly always.
+        return packb(self if self.asks else self[:4] if self.leases else self[:3])
 
 
 def read_feed(raw: bytes) -> FeedPage:
@@ -259,6 +269,7 @@ def read_feed(raw: bytes) -> FeedPage:
             tuple(Change._make(c) for c in changes),
             _exact(reset, bool),
             tuple(LeaseSeen._make(lease) for lease in more[0]) if more else (),
+            tuple(BarrierAsk._make(ask) for ask in more[1]) if len(more) > 1 else (),
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("a page of the change feed is no answer (cut or changed on the way)") from exc

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from support.server import TestFs
+
+from fsd.wire.messages import BarrierAsk, read_feed
 
 PAYLOAD = bytes(range(256)) * 6000  # one and a half blocks
 
@@ -114,6 +117,60 @@ def test_a_restore_under_a_mount_needs_force_or_to_be_its_own(shared_fs: TestFs)
     put(fs, "/a", b"3")
     assert fs.ask("POST", "/restore", {**body, "force": True}).status == 200
     assert get(fs, "/a") == b"1"
+
+
+def start(fs: TestFs, name: str) -> int:
+    reply = fs.ask("POST", "/sessions", {"mount_id": name, "host": name, "path": "/mnt/w"})
+    assert reply.status == 201, reply.body
+    found: int = reply.json["session"]
+    return found
+
+
+def asks(fs: TestFs, session: int, asked: int = 0, wait: float = 20) -> tuple[BarrierAsk, ...]:
+    """What the feed asks a session."""
+    head = fs.ask("GET", "/sessions")
+    assert head.status == 200
+    seq = read_feed(fs.ask("GET", "/changes?after=0").body).head
+    reply = fs.ask("GET", f"/changes?after={seq}&session={session}&asked={asked}&wait={wait}")
+    return read_feed(reply.body).asks
+
+
+def test_mounts_are_asked_for_a_barrier(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/a", b"1")
+    one, other = start(fs, "boxA"), start(fs, "boxB")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(make, fs, drain={"timeout": 30})
+        (ask,) = asks(fs, one)
+        assert 0 < ask.left_ms <= 30_000
+        assert asks(fs, one, asked=ask.id, wait=0) == ()
+        put(fs, "/a", b"flushed by A")
+        yes = {"ask": ask.id, "included": True, "fs_seq": 2}
+        assert fs.ask("POST", f"/sessions/{one}/barrier", yes).status == 200
+        (second,) = asks(fs, other)
+        no = {"ask": second.id, "included": False, "pending": [1, 1, 77], "reason": "the disk is slow"}
+        assert fs.ask("POST", f"/sessions/{other}/barrier", no).status == 200
+        made = waiting.result(30)
+    told = {entry["session"]: entry for entry in made["sessions"]}
+    assert (told[one]["included"], told[one]["pending_bytes"]) == (True, 0)
+    assert (told[other]["included"], told[other]["pending_bytes"]) == (False, 77)
+    assert told[other]["reason"] == "the disk is slow"
+    assert get(fs, "/a", f"?checkpoint={made['checkpoint_id']}") == b"flushed by A"
+    late = fs.ask("POST", f"/sessions/{one}/barrier", yes)
+    assert (late.status, late.code) == (404, "session_unknown")
+
+
+def test_a_mount_that_does_not_answer(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/a", b"1")
+    start(fs, "boxA")
+    refused = fs.ask("POST", "/checkpoints", {"drain": {"timeout": 0.3}, "require_all": True})
+    assert (refused.status, refused.code) == (409, "not_drained")
+    assert fs.ask("GET", "/checkpoints").json["checkpoints"] == []
+    made = make(fs, drain={"timeout": 0.3})
+    assert [(one["host"], one["included"]) for one in made["sessions"]] == [("boxA", False)]
+    for drain in (5, {"timeout": 0}, {"timeout": True}, {"seconds": 3}):
+        assert fs.ask("POST", "/checkpoints", {"drain": drain}).status == 400
 
 
 def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
