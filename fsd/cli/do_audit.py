@@ -1,21 +1,31 @@
-"""`fsd audit`: the named invariants of stored filesystems, read from the database. Changes nothing."""
+"""`fsd audit`: the named invariants of stored filesystems, read from the database and the object store.
+
+Changes nothing, except with `--repair --yes`: then what the plan says, in one transaction a filesystem.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsd.cli.context import Context
-from fsd.cli.env import DATABASE, store_url
+from fsd.cli.env import BLOBS, DATABASE, store_url
 from fsd.cli.output import Document, table
 from fsd.model.errors import FsdError, IntegrityError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from fsd.blobs.store import BlobStore
+    from fsd.meta.database import Database
+    from fsd.service.access import FsRef
+
+KEEP = "keep a copy of the data directory before anything else"
 
 
 def audit(context: Context, args: SimpleNamespace) -> Document:
     from fsd.meta.database import check_url, open_database
     from fsd.service.access import FsRef
-    from fsd.service.audit import audit as check
+    from fsd.service.open import ServiceOptions, store_of
 
     database: str | None = None
     if args.data_dir is None:
@@ -26,30 +36,123 @@ def audit(context: Context, args: SimpleNamespace) -> Document:
         raise UsageError("--data-dir or --database (else FSD_DATABASE_URL) is needed")
     if args.data_dir is not None and not Path(args.data_dir).is_dir():
         raise NotFound(f"there is no data directory {args.data_dir}")
+    if args.plan is not None and not args.repair:
+        raise UsageError("--plan belongs to --repair")
+    blobs = store_url(context.env, args.blobs, BLOBS, "--blobs", context.say)
+    store: BlobStore | None = None
+    if args.data_dir is not None or blobs is not None:
+        store = store_of(ServiceOptions(Path(args.data_dir or "."), database, blobs), context.host)
+    elif args.read_data or args.repair:
+        raise UsageError(
+            "--read-data and --repair need the packs: --data-dir or --blobs (else FSD_BLOBS_URL)"
+        )
     db = open_database(check_url(database) if database else Path(args.data_dir), context.host)
     try:
-        rows = db.read(lambda tx: tx.all("SELECT id, name FROM fs WHERE status='active' ORDER BY id"))
+        rows = db.read(
+            lambda tx: tx.all("SELECT id, name FROM fs WHERE status IN ('active','kept') ORDER BY id")
+        )
         wanted = [FsRef(*row) for row in rows if args.file_system_id in (None, row[1])]
         if args.file_system_id is not None and not wanted:
             raise NotFound(f"no filesystem {args.file_system_id} there")
-        findings: list[dict[str, Any]] = []
-        for fs in wanted:
-            findings += [{"file_system_id": fs.name, **found._asdict()} for found in check(db, fs)]
+        if args.repair:
+            assert store is not None
+            return _repair(context, args, db, store, wanted)
+        return _look(args, db, store, wanted)
     finally:
         db.close()
-    value = {"ok": not findings, "file_systems": len(wanted), "findings": findings}
-    error: FsdError | None = None
-    if findings:
-        first = findings[0]
-        error = IntegrityError(
-            f"{len(findings)} findings; the first, in {first['file_system_id']}: {first['rule']}: "
-            f"{first['where']}: {first['what']}",
-            hint="keep a copy of the data directory before anything else",
+
+
+def _look(args: SimpleNamespace, db: Database, store: BlobStore | None, wanted: list[FsRef]) -> Document:
+    from random import SystemRandom
+
+    from fsd.service.audit import audit as check
+    from fsd.service.audit_store import audit_store, unknown_file_systems
+
+    findings: list[dict[str, Any]] = []
+    packs = read = strays = 0
+    for fs in wanted:
+        found = check(db, fs)
+        if store is not None:
+            more, seen = audit_store(db, store, fs, read_data=args.read_data, rng=SystemRandom())
+            found += more
+            packs, read, strays = packs + seen.packs, read + seen.read, strays + seen.strays
+        findings += [{"file_system_id": fs.name, **one._asdict()} for one in found]
+    unknown = unknown_file_systems(db, store) if store is not None and args.file_system_id is None else []
+    value = {
+        "ok": not findings,
+        "file_systems": len(wanted),
+        "packs": packs,
+        "packs_read": read,
+        "objects_without_row": strays,
+        "unknown_file_systems": unknown,
+        "findings": findings,
+    }
+    return Document(value, text=_text, error=_error(findings, KEEP + "; then fsd audit --repair"))
+
+
+def _repair(
+    context: Context, args: SimpleNamespace, db: Database, store: BlobStore, wanted: list[FsRef]
+) -> Document:
+    from fsd.service import repair
+
+    plans = [(fs, repair.plan(db, store, fs)) for fs in wanted]
+    due = [(fs, one) for fs, one in plans if one.steps]
+    name = due[0][1].plan if len(due) == 1 else ""
+    if args.plan is not None and args.plan != name:
+        raise UsageError(
+            f"the plan is {name or 'another for each filesystem'}, not {args.plan}",
+            hint="--plan goes with one filesystem: look at its plan again",
         )
-    return Document(value, text=_text, error=error)
+    if due and args.yes:
+        done = dict((fs.name, repair.execute(db, store, fs, one.plan)) for fs, one in due)
+        plans = [(fs, done.get(fs.name, one)) for fs, one in plans]
+    steps = [{"file_system_id": fs.name, **step._asdict()} for fs, one in plans for step in one.steps]
+    left = [{"file_system_id": fs.name, **found._asdict()} for fs, one in plans for found in one.left]
+    value = {
+        "ok": not left and (args.yes or not steps),
+        "file_systems": len(wanted),
+        "repaired": bool(args.yes and steps),
+        "plan": name or None,
+        "steps": steps,
+        "findings": left,
+    }
+    error = _error(left, KEEP)
+    if error is None and steps and not args.yes:
+        error = IntegrityError(
+            f"{len(steps)} repairs are due; nothing was changed", hint=KEEP + "; --yes carries them out"
+        )
+    return Document(value, text=_repair_text, error=error)
+
+
+def _error(findings: list[dict[str, Any]], hint: str) -> FsdError | None:
+    if not findings:
+        return None
+    first = findings[0]
+    return IntegrityError(
+        f"{len(findings)} findings; the first, in {first['file_system_id']}: {first['rule']}: "
+        f"{first['where']}: {first['what']}",
+        hint=hint,
+    )
 
 
 def _text(value: Any) -> str:
+    lines = ""
+    if value["unknown_file_systems"]:
+        lines = f"objects of filesystems not known here: {', '.join(value['unknown_file_systems'])}\n"
     if value["ok"]:
+        looked = f", {value['packs']} packs ({value['packs_read']} read)" if value["packs"] else ""
+        return f"{lines}{value['file_systems']} filesystems{looked}, every invariant holds\n"
+    return lines + table(value["findings"], ("file_system_id", "rule", "where", "what"))
+
+
+def _repair_text(value: Any) -> str:
+    shown = ("file_system_id", "rule", "where", "what")
+    if not value["steps"] and not value["findings"]:
         return f"{value['file_systems']} filesystems, every invariant holds\n"
-    return table(value["findings"], ("file_system_id", "rule", "where", "what"))
+    text = ""
+    if value["steps"]:
+        text = "repaired:\n" if value["repaired"] else f"plan {value['plan'] or ''}".rstrip() + ":\n"
+        text += table(value["steps"], shown)
+    if value["findings"]:
+        text += "cannot be repaired:\n" + table(value["findings"], shown)
+    return text

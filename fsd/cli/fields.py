@@ -44,7 +44,8 @@ FIELDS: Final = {
     "token rotate": _NEW_TOKEN + " replaced_token_id",
     "sweep": _SWEEP,
     "checkpoint sweep": _SWEEP,
-    "audit": "ok file_systems findings[]",
+    "audit": "ok file_systems findings[] packs? packs_read? objects_without_row? unknown_file_systems[]?"
+    " repaired? plan? steps[]?",
     "doctor": "status version works{} checks[]",
     "cp": "operation source_path target_path bytes_transferred files_transferred directories symlinks skipped"
     " revision status failed[]? changed[]? not_copied[]?",

@@ -142,6 +142,11 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
     )
 
 
+def store_of(options: ServiceOptions, host: Host) -> BlobStore:
+    """The object store alone, beside a service or for a database that is stopped. Raises as `open_service`."""
+    return open_store(_place(options), host)
+
+
 def _check_not_lost(options: ServiceOptions) -> None:
     """Refuse to begin anew over the packs of a database that went away."""
     database, packs = options.data_dir / FILE, _place(options)

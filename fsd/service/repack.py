@@ -135,11 +135,11 @@ def repack(db: Database, packs: Packs, host: Host, owner: FsRef, batch: Sequence
     blobs: dict[bytes, Blob] = {}
     taken: list[int] = []
     for pack, group in locations.items():
-        found = _read(packs, pack, group)
+        found = _read(packs, group)
         if found is not None:
             blobs |= found
             taken.append(pack)
-    damaged = len(locations) - len(taken)
+    damaged = _still_there(db, sorted(locations.keys() - set(taken)))
     if not blobs:
         return Repacked([], 0, damaged)
     made = packs.write(owner.name, list(blobs.values()))
@@ -174,18 +174,26 @@ def _rows(
     return locations, whose
 
 
-def _read(packs: Packs, pack: int, group: list[Location]) -> dict[bytes, Blob] | None:
-    """The verified blobs of one pack; None when one of them is damaged or lost, which `fsd audit` tells."""
+def _read(packs: Packs, group: list[Location]) -> dict[bytes, Blob] | None:
+    """The verified blobs of one pack; None when one of them is damaged, or its object gone."""
     try:
         found, moved = packs.fetch(group)
-        if moved:
-            raise IntegrityError("its object is lost")
         for blob in found.values():
             open_blob(blob)
-    except IntegrityError as exc:
-        log.warning("sweep: pack %016x is left as it is: %s", pack, exc.message)
+    except IntegrityError:
         return None
-    return found
+    return None if moved else found
+
+
+def _still_there(db: Database, unread: list[int]) -> int:
+    """How many packs that could not be read are damaged: one that is gone was another sweep's."""
+    if not unread:
+        return 0
+    marks, params = in_list(unread)
+    rows = db.read(lambda tx: tx.all(f"SELECT id FROM pack WHERE id IN {marks}", params))
+    if rows:
+        log.warning("sweep: packs %s are left as they are, damaged: run fsd audit", [row[0] for row in rows])
+    return len(rows)
 
 
 def _move(tx: Tx, owner: FsRef, old: list[int], made: Made, filesystems: set[int], now: int) -> list[int]:

@@ -137,6 +137,26 @@ def test_a_pack_mostly_dead_is_rewritten_and_its_object_kept_for_the_grace(bench
     assert bench.sweep()["packs_rewritten"] == 0
 
 
+def test_a_damaged_pack_is_left_as_it_is_and_told(bench: SweepBench) -> None:
+    m = bench.mount()
+    inos = [m.file(ROOT_INO, b"f%d" % number, noise(number, 30_000)) for number in range(10)]
+    m.commit()
+    for number in range(7):
+        m.unlink(ROOT_INO, b"f%d" % number, inos[number], m.seq)
+    m.commit()
+    [key] = own(bench)
+    body = bytearray(bench.service.store.get(key, 0, bench.objects()[key]))
+    body[-1] ^= 1  # of f9
+    bench.service.store.put(key, [bytes(body)])
+    bench.time.ahead = DAY + 1
+    done = bench.sweep()
+    assert (done["blobs"], done["packs_rewritten"], done["packs_damaged"]) == (7, 0, 1)
+    bench.time.ahead = 3 * DAY
+    bench.sweep()
+    assert own(bench) == [key]
+    assert bench.read(bench.find("f7")) == noise(7, 30_000)
+
+
 def test_small_packs_are_gathered_out_of_their_rows(bench: SweepBench) -> None:
     m = bench.mount()
     count = REPACK_INLINE + 6

@@ -51,6 +51,7 @@ def churn(place: Place, seed: int, seconds: float) -> Churn:
     work.run(seconds)
     bench.audit()
     work.empty()
+    assert work.swept["packs_damaged"] == 0
     for table in ("blob", "pack", "dropped", "pin"):
         assert bench.rows(table) == 0, f"rows are left in {table}"
     assert bench.objects() == {}

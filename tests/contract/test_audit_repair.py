@@ -1,0 +1,217 @@
+"""`fsd audit` finds what is broken in rows and packs, and the repair mends what the rows can mend."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from support.postgres import PostgresServer
+from support.sweeping import SweepBench, noise, same
+
+from fsd.meta.sql import MAX
+from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import Conflict
+from fsd.service import pins, repair
+from fsd.service.audit import audit
+from fsd.service.audit_store import audit_store, unknown_file_systems
+from fsd.wire.frame import make_blob
+
+LARGE = 90_000
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SweepBench]:
+    url = None
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh()
+    bench = SweepBench(tmp_path_factory.mktemp(request.param), database=url)
+    yield bench
+    bench.service.close()
+
+
+@pytest.fixture
+def bench(made: SweepBench) -> SweepBench:
+    """A filesystem with something of everything."""
+    made.new_fs()
+    m = made.mount()
+    directory = m.mkdir(ROOT_INO, b"d")
+    large = m.file(directory, b"large", noise(1, LARGE))
+    m.file(ROOT_INO, b"small", noise(2, 500))
+    m.commit()
+    number, _ = made.service.db.write(lambda tx: pins.pin(tx, made.fs, "checkpoint", "c"))
+    m.write(large, noise(3, LARGE), m.seq)
+    m.commit()
+    made.pin = number  # type: ignore[attr-defined]
+    return made
+
+
+FILES = {"d": None, "d/large": noise(3, LARGE), "small": noise(2, 500)}
+
+
+def look(bench: SweepBench, *, read_data: bool = True) -> list[str]:
+    """Every finding, as text."""
+    service = bench.service
+    found, _ = audit_store(service.db, service.store, bench.fs, read_data=read_data, rng=random.Random(1))
+    return [" ".join(one) for one in [*audit(service.db, bench.fs), *found]]
+
+
+def change(bench: SweepBench, sql: str, *params: object) -> None:
+    assert bench.service.db.write(lambda tx: tx.execute(sql, params)) > 0, "the damage was not done"
+
+
+def mend(bench: SweepBench) -> repair.Repair:
+    service = bench.service
+    planned = repair.plan(service.db, service.store, bench.fs)
+    before = look(bench)
+    assert repair.plan(service.db, service.store, bench.fs) == planned, "a plan changes nothing"
+    assert look(bench) == before
+    done = repair.execute(service.db, service.store, bench.fs, planned.plan)
+    assert done == planned
+    return done
+
+
+def test_a_whole_one_has_no_findings_and_nothing_to_repair(bench: SweepBench) -> None:
+    assert look(bench) == []
+    assert mend(bench).steps == []
+
+
+DAMAGE = {
+    "refs": ("UPDATE blob SET refs=refs+3 WHERE fs=?", "counted"),
+    "storage": ("UPDATE fs SET storage_bytes=storage_bytes+1 WHERE id=?", "counted"),
+    "files": ("UPDATE fs SET file_count=0 WHERE id=?", "counted"),
+    "pinned": ("UPDATE fs SET pinned=-1 WHERE id=?", "frozen"),
+    "pin": ("DELETE FROM pin WHERE fs=?", "frozen"),
+    "nlink": (f"UPDATE inode SET nlink=9 WHERE fs=? AND died={MAX}", "tree"),
+    "change": ("DELETE FROM change WHERE fs=? AND seq=1", ""),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DAMAGE))
+def test_what_the_rows_tell_is_put_right(bench: SweepBench, name: str) -> None:
+    sql, rule = DAMAGE[name]
+    change(bench, sql, bench.fs.id)
+    found = look(bench)
+    assert any(one.startswith(rule) for one in found) == bool(rule), found
+    done = mend(bench)
+    assert done.left == []
+    assert bool(done.steps) == bool(rule)
+    assert look(bench) == []
+    same(bench.tree(), FILES)
+
+
+def test_a_gap_in_the_feed_makes_readers_start_over(bench: SweepBench) -> None:
+    m = bench.mount()
+    for number in range(4):
+        m.file(ROOT_INO, b"f%d" % number, b"x")
+        m.commit()
+    change(bench, "DELETE FROM change WHERE fs=? AND seq=4", bench.fs.id)
+    assert any("one way" in one for one in look(bench))
+    assert mend(bench).left == []
+    assert bench.service.feed.read(bench.fs, 3).reset
+    assert len(bench.service.feed.read(bench.fs, 4).changes) == 2
+    assert look(bench) == []
+
+
+def test_lost_bytes_nobody_needs_are_forgotten_others_stay_told(bench: SweepBench) -> None:
+    service = bench.service
+    service.packs.store(bench.fs.id, bench.fs.name, [make_blob(noise(8, LARGE))])
+    objects = sorted(key for key in bench.objects() if bench.fs.name in key)
+    assert len(objects) == 3
+    bodies = {key: service.store.get(key, 0, bench.objects()[key]) for key in objects}
+    for key in objects:
+        service.store.delete(key)
+    assert sum("object is missing" in one for one in look(bench, read_data=False)) == 3
+    done = mend(bench)
+    assert len(done.steps) == 1 and "nothing refers" in done.steps[0].what
+    assert sum("object is missing" in one for one in look(bench, read_data=False)) == 2
+    # Put back from a copy, all is well.
+    for key in objects[:2]:
+        service.store.put(key, [bodies[key]])
+    assert look(bench) == []
+    same(bench.tree(), FILES)
+
+
+def test_damaged_and_short_objects_are_told(bench: SweepBench) -> None:
+    [first, second] = sorted(key for key in bench.objects() if bench.fs.name in key)
+    store = bench.service.store
+    body = bytearray(store.get(first, 0, bench.objects()[first]))
+    body[-1] ^= 1
+    store.put(first, [bytes(body)])
+    assert [one for one in look(bench, read_data=False) if "name is hash" in one], "few packs are all read"
+    body[-1] ^= 1
+    body[2] ^= 1
+    store.put(first, [bytes(body)])
+    assert [one for one in look(bench) if "index" in one]
+    body[2] ^= 1
+    store.put(first, [bytes(body)])
+    assert look(bench) == []
+    whole = store.get(second, 0, bench.objects()[second])
+    store.put(second, [whole[:-10]])
+    assert [
+        one for one in look(bench, read_data=False) if "blob before name" in one and "its object has" in one
+    ]
+    store.put(second, [whole])
+    assert look(bench) == []
+
+
+def test_rows_and_index_that_differ_are_told(bench: SweepBench) -> None:
+    change(bench, "UPDATE blob SET raw_len=raw_len-1 WHERE fs=? AND stored_len>1000", bench.fs.id)
+    assert [one for one in look(bench) if "as its row" in one]
+    change(bench, "UPDATE blob SET raw_len=raw_len+1 WHERE fs=? AND stored_len>1000", bench.fs.id)
+    change(bench, "UPDATE blob SET off=off+100000 WHERE fs=? AND stored_len>1000", bench.fs.id)
+    assert [one for one in look(bench) if "ends behind its end" in one]
+    change(bench, "UPDATE blob SET off=off-100000 WHERE fs=? AND stored_len>1000", bench.fs.id)
+    assert look(bench) == []
+
+
+def test_what_is_used_waits_no_more_to_be_deleted(bench: SweepBench) -> None:
+    change(
+        bench,
+        "INSERT INTO dropped (fs, pack, size, since) SELECT fs, id, size, 0 FROM pack"
+        " WHERE fs=? AND data IS NULL",
+        bench.fs.id,
+    )
+    assert [one for one in look(bench) if "deletion backwards" in one]
+    bench.sweep(0)  # finds them in use, leaves them and says so in its log
+    same(bench.tree(), FILES)
+    change(
+        bench,
+        "INSERT INTO dropped (fs, pack, size, since) SELECT fs, id, size, 0 FROM pack"
+        " WHERE fs=? AND data IS NULL",
+        bench.fs.id,
+    )
+    assert mend(bench).left == []
+    assert look(bench) == []
+    same(bench.tree(), FILES)
+
+
+def test_a_plan_that_does_not_hold_any_more_is_not_carried_out(bench: SweepBench) -> None:
+    service = bench.service
+    change(bench, "UPDATE fs SET file_count=0 WHERE id=?", bench.fs.id)
+    planned = repair.plan(service.db, service.store, bench.fs)
+    change(bench, "UPDATE fs SET storage_bytes=0 WHERE id=?", bench.fs.id)
+    with pytest.raises(Conflict):
+        repair.execute(service.db, service.store, bench.fs, planned.plan)
+    assert len([one for one in look(bench) if one.startswith("counted")]) == 2, "nothing was done"
+    assert mend(bench).left == []
+
+
+def test_what_cannot_be_repaired_is_left_and_told(bench: SweepBench) -> None:
+    change(bench, "DELETE FROM blob WHERE fs=? AND refs>0", bench.fs.id)
+    done = mend(bench)
+    assert done.left
+    assert all(one.rule == "blob before name" for one in done.left)
+
+
+def test_objects_of_unknown_filesystems_are_named(bench: SweepBench) -> None:
+    service = bench.service
+    for name in ("fs_other1", "fs_other2"):
+        for number in range(3):
+            service.store.put(f"packs/{name}/{number:016x}", [b"x"])
+    assert unknown_file_systems(service.db, service.store) == ["fs_other1", "fs_other2"]
+    for name in ("fs_other1", "fs_other2"):
+        for number in range(3):
+            service.store.delete(f"packs/{name}/{number:016x}")
+    assert unknown_file_systems(service.db, service.store) == []
