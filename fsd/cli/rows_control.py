@@ -155,11 +155,17 @@ ROWS: Final = (
         for words in (("sweep",), ("checkpoint", "sweep"))
     ),
     Command(
-        ("audit",), (), "Other", "check the invariants of what a stopped server stored",
+        ("audit",), (), "Other", "check the invariants of what a stopped server stored; plan repairs",
         "fsd audit --data-dir /var/lib/fsd", "do_audit:audit", identity="",
         flags=(
             flag("--data-dir", "the server's data directory (SQLite)", metavar="DIR"),
             flag("--database", "postgresql://… (the server may run); else FSD_DATABASE_URL", metavar="URL"),
+            flag("--blobs", "where the packs are: s3://… or a directory; else FSD_BLOBS_URL, else in DIR",
+                 metavar="URL"),
+            switch("--read-data", "read and hash every pack, not only some"),
+            switch("--repair", "print what can be put right, as a plan; with --yes do it"),
+            flag("--plan", "with --repair --yes: only if the plan is still this one", metavar="PLAN"),
+            YES,
             flag("--file-system-id", "only this filesystem", metavar="FS", position=0),
         ),
     ),

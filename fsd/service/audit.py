@@ -34,7 +34,12 @@ class Finding(NamedTuple):
 
 def audit(db: Database, fs: FsRef) -> list[Finding]:
     """All findings, [] when everything holds. Raises `NotFound` for a filesystem that is not there."""
-    return db.read(lambda tx: _Audit(tx, fs).run())
+    return db.read(lambda tx: findings(tx, fs))
+
+
+def findings(tx: Tx, fs: FsRef) -> list[Finding]:
+    """As `audit`, in a transaction of the caller's."""
+    return _Audit(tx, fs).run()
 
 
 class _Audit:
@@ -58,6 +63,7 @@ class _Audit:
         for table, key in _KEYS.items():
             self.versions(table, key)
         self.pins()
+        self.dropped()
         if self.copied:
             self.tree()
         self.content()
@@ -91,6 +97,16 @@ class _Audit:
         newest = self.all("SELECT max(seq) FROM pin WHERE fs=?")[0][0]
         if self.pinned != (-1 if newest is None else newest):
             self.say("frozen", "fs", f"pinned is {self.pinned}, the newest pin {newest}")
+        if newest is not None and newest > self.seq:
+            self.say("frozen", "pin", f"a pin of {newest}, the head is {self.seq}")
+
+    def dropped(self) -> None:
+        """What waits to be deleted is used by nothing."""
+        for (pack,) in self.all(
+            "SELECT d.pack FROM dropped d WHERE d.fs=? AND (EXISTS (SELECT 1 FROM pack p WHERE p.id=d.pack)"
+            " OR EXISTS (SELECT 1 FROM blob b WHERE b.pack=d.pack))"
+        ):
+            self.say("deletion backwards", f"pack {pack}", "waits to be deleted and is used")
 
     def tree(self) -> None:
         """Entries, link counts, parents; everything is reached from the root."""
