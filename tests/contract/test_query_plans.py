@@ -19,7 +19,7 @@ from fsd.host.seam import Host
 from fsd.meta import postgresql, sqlite
 from fsd.meta.database import Database, open_database
 from fsd.meta.sql import MAX, in_list, values_list
-from fsd.service import pins, queries, rows
+from fsd.service import barriers, difference, history, native, pins, queries, restore, rows
 from fsd.service.audit import audit
 from fsd.service.open import ServiceOptions, open_service
 
@@ -43,15 +43,6 @@ MARKS = in_list(range(8))[0]
 INODE_AT = (
     "SEARCH i USING PRIMARY KEY (fs=? AND ino=? AND died=?)",
     "SEARCH y USING PRIMARY KEY (fs=? AND ino=? AND died>?)",
-)
-DIFFERENCE = (
-    "SELECT ino FROM inode WHERE fs=? AND born>? AND born<=? AND +died>? UNION "
-    "SELECT ino FROM inode WHERE fs=? AND died>? AND died<=? AND died<140737488355327 AND +born<=?"
-)
-RESTORE_ENDS = "UPDATE inode SET died=? WHERE fs=? AND born>? AND +died=140737488355327"
-RESTORE_BRINGS = (
-    "INSERT INTO dentry SELECT fs, parent, name, ino, writer, CAST(? AS BIGINT), 140737488355327 FROM dentry"
-    " WHERE fs=? AND died>? AND died<? AND died<140737488355327 AND +born<=?"
 )
 
 
@@ -109,15 +100,57 @@ RESTORE_BRINGS = (
             queries.BLOCKS_AT,
             ["SEARCH block USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
         ),
+        *[
+            (
+                difference.KEYS_SQL.format(t=table, k=key),
+                [
+                    f"SEARCH {table} USING INDEX {table}_born (fs=? AND born>? AND born<?)",
+                    f"SEARCH {table} USING INDEX {table}_died (fs=? AND died>? AND died<?)",
+                ],
+            )
+            for table, key in difference.KEYS_OF.items()
+        ],
         (
-            DIFFERENCE,
+            difference.NAMES_AT_SQL.format(values_list([(1,)] * 4)[0]),
+            ["SCAN k", "SEARCH d USING INDEX dentry_ino (fs=? AND ino=?)"],
+        ),
+        (
+            difference.ENTRIES_AT_SQL.format(values_list([(1, b"x")] * 4)[0]),
             [
-                "SEARCH inode USING INDEX inode_born (fs=? AND born>? AND born<?)",
-                "SEARCH inode USING INDEX inode_died (fs=? AND died>? AND died<?)",
+                "SCAN k",
+                "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)",
+                "SEARCH x USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died>?)",
             ],
         ),
-        (RESTORE_ENDS, ["SEARCH inode USING INDEX inode_born (fs=? AND born>?)"]),
-        (RESTORE_BRINGS, ["SEARCH dentry USING INDEX dentry_died (fs=? AND died>? AND died<?)"]),
+        *[
+            (
+                restore.ENDS_SQL.format(table),
+                [f"SEARCH {table} USING INDEX {table}_born (fs=? AND born>?)"],
+            )
+            for table in restore.BRINGS_SQL
+        ],
+        *[
+            (sql, [f"SEARCH {table} USING INDEX {table}_died (fs=? AND died>? AND died<?)"])
+            for table, sql in restore.BRINGS_SQL.items()
+        ],
+        *[
+            (
+                sql.format("*", table),
+                [f"SEARCH {table} USING INDEX {table}_{column} (fs=? AND {column}=?)"],
+            )
+            for table in restore.BRINGS_SQL
+            for sql, column in ((restore.BORN_SQL, "born"), (restore.DIED_SQL, "died"))
+        ],
+        (native.LIST_SQL, ["SEARCH checkpoint USING INDEX checkpoint_order (fs=? AND num<?)"]),
+        (
+            native.LIST_THREAD_SQL,
+            ["SEARCH checkpoint USING INDEX checkpoint_thread (fs=? AND thread=? AND rowid<?)"],
+        ),
+        (history.PINS_SQL, ["SEARCH pin USING INDEX pin_seq (fs=? AND seq<?)"]),
+        (
+            barriers.ASKS_SQL,
+            ["SEARCH barrier USING INDEX barrier_session (fs=? AND session=? AND rowid>?)"],
+        ),
         *[
             (
                 f"DELETE FROM {table} WHERE {pins.ONLY_SEEN}",
@@ -135,7 +168,7 @@ def test_plan_of_a_central_query(db: Database, sql: str, expected: list[str]) ->
 # Tables that are small, or read whole on purpose.
 _MAY_SCAN = re.compile(r"^SCAN (k|fs|counter|format|c)$")
 _WHOLE_FILESYSTEM = re.compile(
-    r"^SEARCH (?!fs\b|f\b|token\b|session\b|s\b|pin\b|journal\b)\w+ USING .*\(fs=\?\)$"
+    r"^SEARCH (?!fs\b|f\b|token\b|session\b|s\b|pin\b|journal\b|barrier\b|lease\b|k\b)\w+ USING .*\(fs=\?\)$"
 )
 # Reads the first row of a clustered range, or counts it, and says so.
 _KNOWN = ("SELECT min(seq) FROM change WHERE fs=?",)

@@ -11,7 +11,12 @@ from fsd.model.attrs import ROOT_INO, make_ino
 from fsd.model.limits import BLOCK
 from fsd.service import pins
 from fsd.service.access import ADMIN_GRANT, FsRef
+from fsd.service.barriers import BarrierAnswer
+from fsd.service.difference import Difference
+from fsd.service.history import history
+from fsd.service.native import Ask
 from fsd.service.open import Service
+from fsd.service.restore import Wish
 from fsd.service.retained import At
 from fsd.service.sessions import SessionInfo
 from fsd.wire.frame import Blob, make_blob
@@ -75,6 +80,7 @@ def work(service: Service) -> FsRef:
     ]
     service.namespace.ask(fs, questions)
     service.namespace.ask(fs, questions, At(seq=head))
+    checkpoints(service, fs, head)
     service.db.write(lambda tx: pins.unpin(tx, service.packs, fs, number))
     service.packs.read(fs.id, [blob.hash for blob in blobs + large])
     service.feed.page(fs, 0)
@@ -83,6 +89,27 @@ def work(service: Service) -> FsRef:
         service.sessions.end(fs, mount.start.session, "clean", (0, 0, 0))
     service.sessions.list(fs, 10)
     return fs
+
+
+def checkpoints(service: Service, fs: FsRef, seq: int) -> None:
+    """Everything that is done with checkpoints; `seq` is a retained state."""
+    made = service.db.write(lambda tx: service.checkpoints.make(tx, fs, None, Ask(keep_s=1e6)))
+    service.db.read(lambda tx: service.checkpoints.page(tx, fs, None, None, 10))
+    service.db.read(lambda tx: service.checkpoints.page(tx, fs, made["thread_id"], None, 10))
+    service.db.read(lambda tx: service.checkpoints.show(tx, fs, made["checkpoint_id"]))
+    service.db.read(lambda tx: service.checkpoints.expired(tx, 10))
+    service.db.read(lambda tx: Difference(tx, fs.id, seq, made["fs_seq"]).changes())
+    service.db.read(lambda tx: history(tx, fs, (b"g",), None, 10))
+    for path in ((b"d", b"f"), ()):
+        wish = Wish(At(seq=seq), path, force=True)
+        service.db.read(lambda tx, w=wish: service.restores.plan(tx, fs, w))  # type: ignore[misc]
+        service.db.write(lambda tx, w=wish: service.restores.restore(tx, fs, None, w))  # type: ignore[misc]
+    asked = service.barriers.ask(fs, ADMIN_GRANT, 10)
+    service.barriers.asks(fs, asked[0].session, 0)
+    service.barriers.answer(fs, asked[0].session, asked[0].id, BarrierAnswer(True, 1, (0, 0, 0), ""))
+    service.barriers.answers(asked)
+    service.barriers.done(asked)
+    service.db.write(lambda tx: service.checkpoints.delete(tx, fs, None, made["checkpoint_id"]))
 
 
 def content_of(blobs: Sequence[Blob]) -> tuple[tuple[int, bytes | None], ...]:
