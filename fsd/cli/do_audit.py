@@ -93,7 +93,10 @@ def _look(args: SimpleNamespace, db: Database, store: BlobStore | None, wanted: 
 def _repair(
     context: Context, args: SimpleNamespace, db: Database, store: BlobStore, wanted: list[FsRef]
 ) -> Document:
+    from random import SystemRandom
+
     from fsd.service import repair
+    from fsd.service.audit_store import audit_store
 
     plans = [(fs, repair.plan(db, store, fs)) for fs in wanted]
     due = [(fs, one) for fs, one in plans if one.steps]
@@ -107,7 +110,11 @@ def _repair(
         done = dict((fs.name, repair.execute(db, store, fs, one.plan)) for fs, one in due)
         plans = [(fs, done.get(fs.name, one)) for fs, one in plans]
     steps = [{"file_system_id": fs.name, **step._asdict()} for fs, one in plans for step in one.steps]
-    left = [{"file_system_id": fs.name, **found._asdict()} for fs, one in plans for found in one.left]
+    left = [
+        {"file_system_id": fs.name, **found._asdict()}
+        for fs, one in plans
+        for found in [*one.left, *audit_store(db, store, fs, read_data=args.read_data, rng=SystemRandom())[0]]
+    ]
     value = {
         "ok": not left and (args.yes or not steps),
         "file_systems": len(wanted),

@@ -20,7 +20,7 @@ _TOKEN: Final = (
 )
 _SWEEP = (
     "dry_run file_systems pins rows blobs blob_bytes packs packs_rewritten packs_gathered packs_damaged"
-    " bytes_rewritten objects object_bytes strays stray_bytes database{bytes,free_bytes}"
+    " bytes_rewritten objects object_bytes strays stray_bytes database{}"
 )
 _NEW_TOKEN: Final = (
     "file_system_id token_id token_name scope_kind status issued_at expires_at expired fs_token"

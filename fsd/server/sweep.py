@@ -57,6 +57,7 @@ async def sweep(request: Request) -> Response:
 
 async def in_background(ctx: Context) -> None:
     """One step after the other for as long as the server runs, on a thread of its own."""
+    idle = min(_IDLE, ctx.service.retention.every or _IDLE)
     while True:
         try:
             more = await asyncio.get_running_loop().run_in_executor(ctx.sweeps, ctx.service.sweep.turn)
@@ -66,7 +67,7 @@ async def in_background(ctx: Context) -> None:
         except Exception:  # a defect of one step must not end all later ones
             log.exception("sweep failed; it is tried again")
             more = False
-        await asyncio.sleep(_PAUSE if more else _IDLE)
+        await asyncio.sleep(_PAUSE if more else idle)
 
 
 def counters(ctx: Context) -> dict[str, float]:
