@@ -326,6 +326,14 @@ class Commits:
         moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
         return state.seq + 1 if moved else state.seq, moved
 
+    def write_view(self, tx: Tx, fs: FsRef, view: View) -> tuple[int, bool]:
+        """As `direct`, for a change that its caller made on `view`, under the filesystem's lock and for the
+        next seq; the blobs it names are stored."""
+        state = lock(tx, fs)
+        assert view.seq == state.seq + 1, "the view is of the locked state"
+        moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
+        return state.seq + 1 if moved else state.seq, moved
+
     def new_ino(self) -> int:
         """A number for an inode a direct command makes."""
         return self._numbers.new_ino()

@@ -172,8 +172,8 @@ class FileSystems:
         return {"file_system_id": fs.name, "status": "failed" if failed else "ok", "checks": checks}
 
     def delete(self, tx: Tx, name: str, *, cascade: bool = False) -> dict[str, Any]:
-        """Mark it, with `cascade` the forks that read its files too. Raises `NotFound`; `Conflict` while there
-        are such forks."""
+        """Mark it, with `cascade` the forks that read its files too. Raises `NotFound`; `Conflict` while
+        there are such forks."""
         fs = self.find(tx, name)
         forks = self._release(tx, fs, cascade)
         tx.execute("UPDATE fs SET status = 'deleting' WHERE id = ?", (fs.id,))

@@ -177,11 +177,13 @@ class Rules:
         node.nlink -= 1
         node.ctime = time
         node.changed = True
-        if node.is_dir:
-            self.view.drop(node, None)
-        elif node.nlink == 0:
-            gone = GoneFile(slot.parent, slot.name, node.mode, node.uid, node.gid, node.xattrs)
-            self.view.drop(node, gone if node.is_file else None)
+        if node.is_dir or node.nlink == 0:
+            self.drop_last(node, slot.parent, slot.name)
+
+    def drop_last(self, node: Node, parent: int, name: bytes) -> None:
+        """`node`, whose last name that was, goes."""
+        gone = GoneFile(parent, name, node.mode, node.uid, node.gid, node.xattrs)
+        self.view.drop(node, gone if node.is_file else None)
 
     def touch_parent(self, ino: int, time: int, links: int) -> None:
         parent = self.view.node(ino)

@@ -1,0 +1,228 @@
+"""Merges against what paths say: random changes of a fork and of its parent, merged.
+
+`plain` runs (no renames, no links) are compared path by path with a three-way merge of the two trees: what is
+expected is known exactly, conflicts included. `wild` runs do everything: after them every filesystem passes
+the audit, a conflict has changed nothing, a merge has lost no content that either side wrote, and merging
+again does nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bench import Bench
+from support.postgres import PostgresServer
+from test_forks import live
+from test_versions import Machine, shown
+
+from fsd.service.access import FsRef
+from fsd.service.audit import audit
+from fsd.service.merge import CONFLICTS, MERGED, Wish
+
+Shown = dict[str, Any]
+
+
+class Pair:
+    """A parent with a fork, and a machine for each."""
+
+    def __init__(self, bench: Bench, rng: random.Random, *, plain: bool) -> None:
+        self.bench, self.rng = bench, rng
+        self.parent = bench.new_fs()
+        self.ours = Machine(bench, rng)
+        self.play(self.ours, self.parent, 25, plain=plain)
+        service = bench.service
+        made = service.db.write(lambda tx: service.forks.create(tx, self.parent, "", []))
+        self.fork = service.filesystems.get(made["file_system_id"])
+        bench.fs = self.fork
+        self.theirs = Machine(bench, rng)
+        self.theirs.tree = copy.deepcopy(self.ours.tree)
+        self.theirs.seq = made["fs_seq"]
+        self.base = shown(self.ours.tree)
+
+    def play(self, machine: Machine, fs: FsRef, steps: int, *, plain: bool) -> None:
+        """Random commits of one side."""
+        self.bench.fs = fs
+        kinds = [name for name in dir(machine) if name.startswith("op_")]
+        if plain:
+            kinds = ["op_create", "op_mkdir", "op_write", "op_chmod", "op_unlink", "op_rmdir"]
+        for _ in range(steps):
+            for _ in range(self.rng.choice((1, 1, 3))):
+                getattr(machine, self.rng.choice(kinds))()
+            if machine.m.queue:
+                assert machine.m.commit() == [], "a side alone meets no conflict"
+                machine.seq = machine.m.seq
+
+    def on(self, fs: FsRef) -> Shown:
+        self.bench.fs = fs
+        return live(self.bench)
+
+    def audit(self) -> None:
+        for fs in (self.parent, self.fork):
+            found = audit(self.bench.service.db, fs)
+            assert not found, found
+
+    def merge(self, wish: Wish | None = None) -> dict[str, Any]:
+        service = self.bench.service
+        told = service.merges.rehearse(self.parent, self.fork, wish or Wish())
+        done = service.db.write(
+            lambda tx: service.merges.merge(tx, self.parent, self.fork, None, wish or Wish())
+        )
+        assert (told["status"] == CONFLICTS) == (done["status"] == CONFLICTS)
+        assert told["conflicts"] == done["conflicts"]
+        return done
+
+
+def flat(tree: Shown) -> Shown:
+    """What a path-wise merge looks at: mode and content, None for a directory's."""
+    return {path: (mode, data) for path, (_ino, mode, _links, data) in tree.items()}
+
+
+def expected(base: Shown, ours: Shown, theirs: Shown) -> tuple[Shown, set[str]]:
+    """The merged tree and the paths in conflict, by paths alone."""
+    merged: Shown = {}
+    conflicts: set[str] = set()
+    for path in base.keys() | ours.keys() | theirs.keys():
+        was, mine, other = base.get(path), ours.get(path), theirs.get(path)
+        if other in (was, mine):
+            found = mine
+        elif mine == was:
+            found = other
+        elif was and mine and other and len({was[1] is None, mine[1] is None, other[1] is None}) == 1:
+            # Mode and content for themselves.
+            parts = []
+            for w, m, o in zip(was, mine, other):
+                if o not in (w, m) and m != w:
+                    conflicts.add(path)
+                parts.append(m if o == w else o)
+            found = tuple(parts)
+        elif mine and other and mine[1] is None and other[1] is None:
+            found = mine  # both made the directory
+        elif was and not other and mine and mine[1] == was[1]:
+            found = None  # removed there, only its mode changed here
+        else:
+            conflicts.add(path)
+            found = mine
+        if found is not None:
+            merged[path] = found
+    # What lies in a directory that is not there any more.
+    for path in list(merged):
+        above = path.rsplit("/", 1)[0]
+        while above:
+            if merged.get(above, (0, b""))[1] is not None:
+                conflicts.add(path)
+            above = above.rsplit("/", 1)[0]
+    return merged, conflicts
+
+
+def plain_run(bench: Bench, seed: int) -> str:
+    pair = Pair(bench, random.Random(seed), plain=True)
+    pair.play(pair.theirs, pair.fork, pair.rng.choice((2, 6)), plain=True)
+    pair.play(pair.ours, pair.parent, pair.rng.choice((0, 2, 6)), plain=True)
+    ours, theirs = pair.on(pair.parent), pair.on(pair.fork)
+    merged, conflicts = expected(flat(pair.base), flat(ours), flat(theirs))
+    done = pair.merge()
+    after = pair.on(pair.parent)
+    pair.audit()
+    assert pair.on(pair.fork) == theirs, "a merge changes nothing of the fork"
+    if conflicts:
+        assert done["status"] == CONFLICTS, (conflicts, done)
+        assert after == ours
+    else:
+        assert done["status"] != CONFLICTS, done
+        assert flat(after) == merged
+    return str(done["status"])
+
+
+def contents(tree: Shown) -> set[bytes]:
+    return {data for _, _, _, data in tree.values() if data}
+
+
+def wild_run(bench: Bench, seed: int) -> list[str]:
+    pair = Pair(bench, random.Random(seed), plain=False)
+    told: list[str] = []
+    base = pair.base
+    for _ in range(3):
+        pair.play(pair.theirs, pair.fork, pair.rng.choice((1, 3)), plain=False)
+        if pair.rng.random() < 0.7:
+            pair.play(pair.ours, pair.parent, pair.rng.choice((1, 3)), plain=False)
+        ours, theirs = pair.on(pair.parent), pair.on(pair.fork)
+        done = pair.merge()
+        told.append(str(done["status"]))
+        after = pair.on(pair.parent)
+        pair.audit()
+        assert pair.on(pair.fork) == theirs
+        if done["status"] == CONFLICTS:
+            assert after == ours, "with conflicts nothing is applied"
+            done = pair.merge(Wish(ours=("*",)) if pair.rng.random() < 0.5 else Wish(theirs=("*",)))
+            pair.audit()
+            told.append(f"decided: {done['status']}")
+            break
+        written = (contents(ours) | contents(theirs)) - contents(base)
+        assert written & contents(ours) & contents(theirs) <= contents(after)
+        for data in written:
+            # Nobody else can have wanted it gone: it is new.
+            assert data in contents(after), "content that one side wrote is lost"
+        assert pair.merge()["status"] == "nothing"
+        base = theirs
+        pair.ours.tree = rebuilt(pair.bench, pair.parent)
+        pair.ours.seq = pair.bench.service.feed.head(pair.parent)
+    return told
+
+
+def rebuilt(bench: Bench, fs: FsRef) -> Any:
+    """The model of what a filesystem shows, to go on from."""
+    from test_versions import File
+
+    bench.fs = fs
+    tree: dict[int, File] = {1: File(None, 0o40755)}
+    found = live(bench)
+    by_path = {"": 1}
+    for path in sorted(found, key=lambda one: one.count("/")):
+        ino, mode, links, data = found[path]
+        if ino not in tree:
+            tree[ino] = File(data, mode, links=links or 0)
+        parent, name = path.rsplit("/", 1)
+        tree[by_path[parent]].children[name.encode()] = ino
+        by_path[path] = ino
+    return tree
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with Bench(tmp_path_factory.mktemp("merge")) as made:
+        yield made
+
+
+def test_merges_by_path(bench: Bench, seed: int) -> None:
+    told = [plain_run(bench, seed + at) for at in range(12)]
+    bench.new_fs()
+    assert MERGED in told
+
+
+def test_merges_of_everything(bench: Bench, seed: int) -> None:
+    told = [one for at in range(8) for one in wild_run(bench, seed + at)]
+    bench.new_fs()
+    assert MERGED in told
+
+
+def test_merges_on_postgresql(tmp_path: Path, postgres_server: PostgresServer, seed: int) -> None:
+    with Bench(tmp_path, database=postgres_server.fresh()) as made:
+        plain_run(made, seed)
+        wild_run(made, seed)
+        made.new_fs()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("at", range(40))
+def test_merges_long(tmp_path: Path, seed: int, at: int) -> None:
+    with Bench(tmp_path) as made:
+        for one in range(25):
+            plain_run(made, seed + 1000 * at + one)
+            wild_run(made, seed + 1000 * at + one)
+        made.new_fs()
