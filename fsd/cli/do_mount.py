@@ -70,6 +70,10 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
     from fsd.kernel.options import CACHE_BYTES, MountOptions
 
     identity = context.data()
+    if bool(args.thread) != args.restore_head:
+        raise UsageError("--restore-head and --thread belong together")
+    if args.thread and (args.read_only or shown_state(args)):
+        raise UsageError("a read-only mount cannot restore")
     if args.keep and not args.auto_checkpoint:
         raise UsageError("--keep thins what --auto-checkpoint makes: give that too")
     if args.auto_checkpoint and (args.read_only or shown_state(args)):
@@ -91,6 +95,7 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         remote_path=remote_path(args.remote_path),
         read_only=args.read_only or bool(shown_state(args)),
         state=shown_state(args),
+        restore_thread=args.thread or "",
         auto_checkpoint=args.auto_checkpoint or 0.0,
         keep=args.keep or "",
         durability=durability,

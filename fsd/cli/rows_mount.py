@@ -61,6 +61,9 @@ ROWS: Final = (
             flag("--checkpoint --checkpoint-id", "show this checkpoint, read-only", metavar="ID"),
             flag("--at-journal", "show what was committed when this journal entry was made, read-only",
                  values.journal_at, metavar="JOURNAL:SEQ"),
+            switch("--restore-head", "with --thread: first put the thread's newest checkpoint into the "
+                   "subtree, which is empty or --exclusive"),
+            flag("--thread", "the thread of --restore-head", metavar="THREAD"),
             flag("--auto-checkpoint", "make a checkpoint so often, where something changed",
                  values.positive_duration, metavar="DURATION"),
             flag("--keep", "thin automatic checkpoints by this rule (hourly=24,daily=7)", metavar="RULE"),

@@ -19,9 +19,11 @@ import trio
 
 from fsd.kernel import syncer
 from fsd.kernel.notify import send
-from fsd.model.errors import NotDrained, Unavailable
+from fsd.kernel.stop import quiet, sizes
+from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.vfs.decide import kept
 from fsd.vfs.types import Invalidation, Want
+from fsd.wire.messages import BarrierAsk
 
 if TYPE_CHECKING:
     from fsd.kernel.daemon import Daemon
@@ -33,6 +35,7 @@ Tell = Callable[[str], Awaitable[None]]
 ROUNDS: Final = 3
 SYNC_TIMEOUT: Final = 20.0
 TOLD_EVERY: Final = 1.0
+ASKS_MAX: Final = 64  # barriers asked for from outside and not begun
 
 
 class Checkpoints:
@@ -42,6 +45,7 @@ class Checkpoints:
         self._daemon = daemon
         self._turn = trio.Lock()
         self.last: dict[str, Any] | None = None
+        self._asks, self._asked = trio.open_memory_channel[BarrierAsk](ASKS_MAX)
 
     async def create(
         self, ask: dict[str, Any], *, partial_too: bool, within: float | None, tell: Tell
@@ -67,6 +71,43 @@ class Checkpoints:
             return made
         finally:
             self._turn.release()
+
+    # barriers for checkpoints from outside
+
+    def take_ask(self, ask: BarrierAsk) -> None:
+        try:
+            self._asks.send_nowait(ask)
+        except trio.WouldBlock:
+            log.warning("too many checkpoints are being made from outside; one goes without this mount")
+
+    async def answer_asks(self) -> None:
+        """For ever: place each barrier that is asked for, and say what became of it."""
+        async with trio.open_nursery() as nursery:
+            async for ask in self._asked:
+                nursery.start_soon(self._answer, ask)
+
+    async def _answer(self, ask: BarrierAsk) -> None:
+        daemon = self._daemon
+        machine = daemon.machine
+        assert machine is not None
+        within = ask.left_ms / 1000
+        with trio.move_on_after(within / 2):
+            await self._empty_mappings()
+        drained = await daemon.stopper.drain(within, quiet)
+        left = tuple(sizes(drained.left).values())
+        answer = partial(
+            daemon.remote.answer_barrier,
+            machine.volume.session,
+            ask.id,
+            included=drained.error is None,
+            seq=machine.volume.core.seq,
+            pending=(left[0], left[1], left[2]),
+            reason="" if drained.error is None else str(drained.error),
+        )
+        try:
+            await trio.to_thread.run_sync(answer, abandon_on_cancel=True)
+        except FsdError as exc:
+            log.info("nobody waits for the barrier %d any more: %s", ask.id, exc)
 
     async def _my_turn(self, tell: Tell) -> None:
         while True:

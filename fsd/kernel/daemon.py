@@ -27,6 +27,7 @@ from fsd.kernel.automatic import Automatic
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
+from fsd.kernel.heads import restore_head
 from fsd.kernel.interrupts import look_for_killed
 from fsd.kernel.logfile import LogFile, start_log
 from fsd.kernel.machine import Machine
@@ -167,11 +168,14 @@ class Daemon:
         nursery.start_soon(self._ticks)
         nursery.start_soon(self._reports)
         nursery.start_soon(self.automatic.run)
+        nursery.start_soon(self.checkpoints.answer_asks)
         if self.options.exclusive:
             nursery.start_soon(self._keep_lease)
         nursery.start_soon(self.stopper.watch_kernel)
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         await self._first_stat()
+        if self.options.restore_thread and not self.start.restarts:
+            self.start.channel.say(await restore_head(self, volume.session))
         set_read_ahead(self.place, READ_AHEAD_KIB)
         await trio.to_thread.run_sync(utab.enter, self.options.source, self.place, abandon_on_cancel=True)
         self.update(state=runtime.MOUNTED)
@@ -333,6 +337,7 @@ class Daemon:
         self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)
         self.machine.invalidated = self.notifier.submit
         self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
+        self.feed.asked = lambda ask: token.run_sync_soon(self.checkpoints.take_ask, ask)
 
     def _fuse_options(self) -> set[str]:
         options = {f"fsname={self.options.source}", "subtype=fsd"}

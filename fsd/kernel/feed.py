@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from fsd.kernel.entries import Entries
@@ -17,7 +18,7 @@ from fsd.kernel.machine import Machine
 from fsd.kernel.notify import Notifier
 from fsd.model.errors import FsdError
 from fsd.remote.api import Remote
-from fsd.wire.messages import FeedPage
+from fsd.wire.messages import BarrierAsk, FeedPage
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ class Feed:
         self._stopped = threading.Event()
         self._silent = False
         self.last_answer = machine.host.monotonic()
+        # Takes barriers a checkpoint from outside asks for; called on the feed's thread.
+        self.asked: Callable[[BarrierAsk], object] | None = None
+        self._newest_ask = 0
         self._thread = threading.Thread(target=self._work, name="fsd-feed", daemon=True)
 
     def start(self) -> None:
@@ -62,7 +66,9 @@ class Feed:
         while not self._stopped.is_set():
             volume = self._machine.volume
             try:
-                page = self._remote.changes(volume.feed_seq, volume.session, WAIT, volume.root_ino)
+                page = self._remote.changes(
+                    volume.feed_seq, volume.session, WAIT, volume.root_ino, self._newest_ask
+                )
             except FsdError as exc:
                 log.debug("change feed: %s", exc)
                 self._stopped.wait(RETRY)
@@ -72,6 +78,10 @@ class Feed:
                 self._stopped.wait(RETRY)
                 continue
             self.last_answer = self._machine.host.monotonic()
+            for ask in page.asks:
+                self._newest_ask = max(self._newest_ask, ask.id)
+                if self.asked is not None:
+                    self.asked(ask)
             if page.changes or page.reset or page.head > volume.feed_seq or volume.leases_moved(page):
                 self._have_applied(page)
             if self._silent:

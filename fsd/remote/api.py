@@ -113,7 +113,22 @@ class Remote(Protocol):
         """The blobs found, not yet verified (`open_blob` does), and the hashes the server does not have."""
         ...
 
-    def changes(self, after: int, session: int, wait: float, root: int = 0) -> FeedPage:
+    def answer_barrier(
+        self,
+        session: int,
+        ask: int,
+        *,
+        included: bool,
+        seq: int,
+        pending: tuple[int, int, int],
+        reason: str,
+    ) -> None:
+        """What became of a barrier the feed asked for. Raises `SessionUnknown` when nobody waits for it."""
+        ...
+
+    def changes(
+        self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None
+    ) -> FeedPage:
         """The change feed behind `after`; waits up to `wait` seconds for the first change. `root` is the
-        mount's top."""
+        mount's top, `asked` the newest barrier it was asked for (None: it places none)."""
         ...

@@ -194,6 +194,19 @@ class HttpRemote:
         self._state = f"fs_seq={seq}"
         return seq
 
+    def answer_barrier(
+        self,
+        session: int,
+        ask: int,
+        *,
+        included: bool,
+        seq: int,
+        pending: tuple[int, int, int],
+        reason: str,
+    ) -> None:
+        body = {"ask": ask, "included": included, "fs_seq": seq, "pending": list(pending), "reason": reason}
+        self._json("POST", f"/sessions/{session}/barrier", body, f"barrier-{session}-{ask}")
+
     def newest_checkpoint(self) -> dict[str, Any] | None:
         """The filesystem's newest checkpoint, without its files."""
         found = self._json("GET", "/checkpoints?limit=1", None, "")
@@ -249,9 +262,12 @@ class HttpRemote:
             left = [one for one in left if one not in answered]
         return found, absent
 
-    def changes(self, after: int, session: int, wait: float, root: int = 0) -> FeedPage:
+    def changes(
+        self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None
+    ) -> FeedPage:
         wait = min(wait, FEED_WAIT_MAX)
         path = f"/changes?after={after}&session={session}&wait={wait:g}&root={root}"
+        path += "" if asked is None else f"&asked={asked}"
         raw = self._call("GET", path, [], wait + FEED_SLACK, NS_ANSWER_MAX, timed=False)
         return self._decoded(read_feed, raw)
 

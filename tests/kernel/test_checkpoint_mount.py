@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -187,3 +188,64 @@ def test_automatic_checkpoints(trusted: Server, tmp_path: Path) -> None:
 def auto(box: Sandbox) -> dict[str, Any]:
     found: dict[str, Any] = box.status()["checkpoint"]["automatic"]
     return found
+
+
+def test_the_head_of_a_thread_is_there_when_the_mount_is(trusted: Server, tmp_path: Path) -> None:
+    source, fs = tmp_path / "source", trusted.create()
+    (source / "src").mkdir(parents=True)
+    (source / "src" / "main.py").write_text("print()")
+    (source / "src" / "main.py").chmod(0o755)
+    first = Sandbox(tmp_path / "one", fs)
+    second = Sandbox(tmp_path / "two", fs)
+    head = ("--thread", "chat", "--restore-head")
+    try:
+        first.mount(*head)  # nothing to restore yet is no error
+        first.unmount()
+        made = first.json("checkpoint", "capture", str(source), "--thread", "chat")
+        first.mount(*head)
+        assert (first.mountpoint / "src" / "main.py").read_text() == "print()"
+        assert os.stat(first.mountpoint / "src" / "main.py").st_mode & 0o777 == 0o755
+        (first.mountpoint / "newer").write_text("work")
+        first.unmount()
+        again = ["mount", str(second.mountpoint), "--state-dir", str(second.state), *second.options, *head]
+        refused = second.fsd(*again, check=False)
+        assert refused.returncode == 1, refused.stderr
+        assert "not empty" in refused.stderr
+        assert not os.path.ismount(second.mountpoint)
+        second.mount(*head, "--exclusive")
+        assert sorted(p.name for p in second.mountpoint.iterdir()) == ["src"]
+        assert made["checkpoint_id"]
+        # The filesystem's own thread holds states of itself.
+        second.json("checkpoint", "create", "--label", "own")
+        (second.mountpoint / "src" / "main.py").write_text("later")
+        second.unmount()
+        second.mount("--thread", f"fsd:{fs.id}", "--restore-head", "--exclusive")
+        assert (second.mountpoint / "src" / "main.py").read_text() == "print()"
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_checkpoint_from_outside_asks_the_mounts(box: Sandbox, at: Any, tmp_path: Path) -> None:
+    """With a server that does not hear of what was written within the flush delay, unless asked."""
+    other = Sandbox(tmp_path / "other", box.fs)
+    try:
+        other.mount()
+        (box.mountpoint / "here").write_text("one")
+        (other.mountpoint / "there").write_text("two")
+        made = box.json("checkpoint", "create", "--remote", "--label", "all", "--require-all")
+        assert [one["included"] for one in made["sessions"]] == [True, True]
+        assert made["server_ms"] < 9000
+        place = at("--checkpoint", made["checkpoint_id"])
+        assert sorted(p.name for p in place.iterdir()) == ["here", "there"]
+        os.kill(other.daemon, signal.SIGSTOP)
+        try:
+            late = ("checkpoint", "create", "--remote", "--drain", "1s")
+            refused = box.fsd(*late, "--require-all", check=False)
+            assert refused.returncode == 6, refused.stderr
+            listed = box.json(*late)["sessions"]
+        finally:
+            os.kill(other.daemon, signal.SIGCONT)
+        assert sorted(one["included"] for one in listed) == [False, True]
+    finally:
+        other.close()

@@ -13,6 +13,7 @@ from fsd.model.attrs import Attr, Entry
 from fsd.model.errors import Unavailable
 from fsd.remote.api import PreviousSession, SessionInfo, SessionStart
 from fsd.service.access import ADMIN_GRANT, FsRef
+from fsd.service.barriers import BarrierAnswer
 from fsd.service.leases import Exclusive
 from fsd.service.open import Service
 from fsd.service.sessions import SessionInfo as ServerInfo
@@ -131,7 +132,22 @@ class InProcess:
 
         return self._call("blobs", act)
 
-    def changes(self, after: int, session: int, wait: float, root: int = 0) -> FeedPage:
+    def answer_barrier(
+        self,
+        session: int,
+        ask: int,
+        *,
+        included: bool,
+        seq: int,
+        pending: tuple[int, int, int],
+        reason: str,
+    ) -> None:
+        answer = BarrierAnswer(included, seq, pending, reason)
+        self._call("barrier", lambda: self.service.barriers.answer(self.fs, session, ask, answer))
+
+    def changes(
+        self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None
+    ) -> FeedPage:
         return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait, root))
 
 
