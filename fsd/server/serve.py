@@ -177,13 +177,14 @@ class _Server(uvicorn.Server):
 
 
 async def _housekeeping(front: Front) -> None:
-    """Remove what deleted filesystems left and expired keys, a bounded part at a time."""
+    """Remove what deleted filesystems left, expired keys and checkpoints, a bounded part at a time."""
     ctx = front.context
     while True:
         try:
             more = await ctx.poll(ctx.service.filesystems.collect)
             more += await ctx.poll(ctx.service.forks.copy_some)
             more += await ctx.poll(ctx.service.idempotency.sweep)
+            more += await ctx.poll(ctx.service.checkpoints.expire)
         except FsdError as exc:
             log.warning("housekeeping: %s; it is tried again", exc)
             more = 0

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, NotFound, UsageError
-from fsd.model.limits import CHECKPOINT_LABEL_MAX, LIST_PAGE_MAX, NOT_FLUSHED_MAX
+from fsd.model.limits import CHECKPOINT_LABEL_MAX, LIST_PAGE_MAX, NOT_FLUSHED_MAX, PRUNE_STEP
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins, records
 from fsd.service.access import FsRef, Grant, hold
@@ -43,7 +43,8 @@ NEW_HEAD_SQL: Final = (
 # Of the filesystems' own threads alone: a host's records are its own business.
 EXPIRED_SQL: Final = (
     "SELECT f.id, f.name, c.id FROM checkpoint c CROSS JOIN fs f WHERE c.expires IS NOT NULL AND c.expires<? "
-    "AND c.kind='native' AND f.id=c.fs AND f.status='active' ORDER BY c.expires LIMIT ?"
+    "AND c.kind='native' AND f.id=c.fs AND f.status='active' AND EXISTS (SELECT 1 FROM thread t "
+    "WHERE t.fs=c.fs AND t.key=c.thread AND t.fence=0) ORDER BY c.expires LIMIT ?"
 )
 FIELDS: Final = ("label", "reason", "expires_in_s", "not_flushed")
 
@@ -82,10 +83,11 @@ def no_checkpoint(name: str) -> NotFound:
 
 
 class Checkpoints:
-    """Any thread. All methods but `render` inside a `Database` function; what they make is durable when that
-    is. For the contract's part of the service it is a `records.Native`."""
+    """Any thread. All methods but `render` and `expire` inside a `Database` function; what they make is
+    durable when that is. For the contract's part of the service it is a `records.Native`."""
 
     def __init__(self, db: Database, packs: Packs, host: Host) -> None:
+        self._db = db
         self._packs = packs
         self._host = host
         self._renderer = Renderer(db, packs, host)
@@ -194,12 +196,18 @@ class Checkpoints:
         tx.execute(NEW_HEAD_SQL, (fs.id, own, fs.id, own, record.key))
         return {"checkpoint_id": name, "status": "deleted", "fs_seq": record.fs_seq}
 
-    def expired(self, tx: Tx, limit: int) -> list[tuple[FsRef, str]]:
-        """Some checkpoints of filesystems in use whose time is over, by id."""
-        return [
-            (FsRef(int(fs), name), checkpoint.decode())
-            for fs, name, checkpoint in tx.all(EXPIRED_SQL, (self._host.wall_ns(), limit))
-        ]
+    def expire(self) -> int:
+        """Delete some checkpoints of filesystems in use whose time is over, each in a transaction of its own;
+        how many there were. Blocks; never in a transaction."""
+        now = self._host.wall_ns()
+        found = self._db.read(lambda tx: tx.all(EXPIRED_SQL, (now, PRUNE_STEP)))
+        for fs, name, checkpoint in found:
+            of = FsRef(int(fs), name)
+            try:
+                self._db.write(lambda tx, f=of, c=checkpoint: self.delete(tx, f, None, c.decode()))  # type: ignore[misc]
+            except (NotFound, Conflict):  # another was quicker
+                continue
+        return len(found)
 
     def drop(self, tx: Tx, fs: FsRef, record: Record) -> None:
         """`record` is being removed by its thread: let go of its pin. Holds the filesystem."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from support.bench import Bench
 from support.postgres import PostgresServer
 
+from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import InvalidPath, NotFound, UnsupportedEntry, UsageError
-from fsd.service import records
+from fsd.model.limits import BLOCK
+from fsd.service import names, records
 from fsd.service.native import Ask, read_ask
 from fsd.service.retained import At
 from fsd.wire.messages import LIST, PATH
@@ -94,6 +98,18 @@ def test_the_head_goes_back_to_the_newest_that_is_left(bench: Bench) -> None:
         delete(bench, first["checkpoint_id"])
 
 
+def test_one_whose_time_is_over_goes_by_itself(tmp_path: Path) -> None:
+    now = [time.time_ns()]
+    with Bench(tmp_path, replace(Host(), wall_ns=lambda: now[0])) as bench:
+        short, stays = make(bench, keep_s=60.0), make(bench)
+        assert bench.service.checkpoints.expire() == 0
+        now[0] += 61 * 10**9
+        assert bench.service.checkpoints.expire() == 1
+        assert [one["checkpoint_id"] for one in page(bench)[0]] == [stays["checkpoint_id"]]
+        assert short["checkpoint_id"] != stays["checkpoint_id"]
+        assert bench.service.checkpoints.expire() == 0
+
+
 @pytest.mark.parametrize(
     "body",
     [{"label": 5}, {"label": ""}, {"label": "a\nb"}, {"label": "x" * 257}, {"expires_in_s": 0},
@@ -102,6 +118,52 @@ def test_the_head_goes_back_to_the_newest_that_is_left(bench: Bench) -> None:
 def test_what_is_asked_for_is_checked(body: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         read_ask(body)
+
+
+def test_rendered_files_have_names_for_their_bytes(bench: Bench) -> None:
+    mount = bench.mount()
+    large = bytes(range(256)) * (2 * BLOCK // 256) + b"tail"
+    contents = {"a": b"small", "d/b": large, "d/empty": b"", "é": b"small"}
+    d = mount.mkdir(ROOT_INO, b"d")
+    mount.mkdir(d, b"none")
+    mount.symlink(d, b"link", b"../a")
+    for path, data in contents.items():
+        *above, name = path.encode().split(b"/")
+        mount.file(d if above else ROOT_INO, name, data)
+    mount.commit()
+    ino = bench.find("a").ino
+    mount.write(ino, b"smallest", mount.seq, full=False, appended_from=5)
+    mount.commit()
+    contents["a"] = b"smallest"
+    made = make(bench)
+    bench.find("d/b")
+    mount.unlink(ROOT_INO, b"a", ino, mount.seq)
+    mount.commit()
+    record = bench.service.db.read(
+        lambda tx: records.find(tx, bench.fs, records.key_of(made["checkpoint_id"]))
+    )
+    assert record is not None
+    for _ in range(2):
+        files = bench.service.checkpoints.render(bench.fs, record)
+        assert [one["path"] for one in files] == ["a", "d/b", "d/empty", "d/link", "d/none", "é"]
+        assert [one["kind"] for one in files] == ["file", "file", "file", "symlink", "dir", "file"]
+        assert files[3] == {"path": "d/link", "kind": "symlink", "target": "../a"}
+        bench.audit()
+    reader = names.Names(bench.service.db, bench.service.packs, bench.host)
+    for one in files:
+        if one["kind"] != "file":
+            continue
+        data = contents[one["path"]]
+        assert one["blobKey"].endswith(hashlib.sha256(data).hexdigest())
+        assert (one["size"], one["mode"]) == (len(data), 0o644)
+        opened = reader.open(bench.fs, one["blobKey"])
+        assert opened is not None
+        assert b"".join(iter(opened.next_piece, b"")) == data
+    # A name outlives the checkpoint it was made for.
+    delete(bench, made["checkpoint_id"])
+    opened = reader.open(bench.fs, files[0]["blobKey"])
+    assert opened is not None
+    assert opened.next_piece() == b"smallest"
 
 
 @pytest.mark.parametrize(
