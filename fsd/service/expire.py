@@ -38,13 +38,19 @@ _OF_SESSION: Final = (
 
 
 def expired_pins(db: Database, packs: Packs, fs: FsRef, now: int) -> int:
-    """Unpin soft pins whose time is over."""
+    """Unpin soft pins whose time is over; one that was given more time meanwhile stays."""
+
+    def remove(tx: Tx, number: int) -> None:
+        tx.lock_fs(fs.id)
+        if tx.one("SELECT 1 FROM pin WHERE id=? AND expires<?", (number, now)) is not None:
+            pins.unpin(tx, packs, fs, number)
+
     found = db.read(lambda tx: tx.all(EXPIRED_SQL, (fs.id, now, PINS)))
     for (number,) in found:
         try:
-            db.write(lambda tx, n=number: pins.unpin(tx, packs, fs, n))  # type: ignore[misc]
-        except NotFound:  # another was quicker, or the filesystem goes
-            continue
+            db.write(lambda tx, n=number: remove(tx, n))  # type: ignore[misc]
+        except NotFound:  # the filesystem goes
+            break
     return len(found)
 
 
