@@ -17,8 +17,7 @@ from fsd.client.files import Files
 from fsd.client.http import Http
 from fsd.client.manifest import read as read_manifest
 from fsd.client.native import Checkpoints
-from fsd.client.policy import FIELD
-from fsd.client.policy import from_json as policy_from
+from fsd.client.policy import of_record as policy_of
 from fsd.client.restore import Restore
 from fsd.model.errors import FsdError, NotFound, UsageError
 
@@ -192,7 +191,7 @@ def _restore_here(context: Context, args: SimpleNamespace, path: str | None) -> 
         return Document({"directory": args.to, "entries": len(record["files"])})
     contract = Contract(Http(context.data(), context.host))
     entries = read_manifest(record["files"])
-    work = Restore(entries, policy_from(record.get(FIELD)), contract.fetch, context.host)
+    work = Restore(entries, policy_of(record), contract.fetch, context.host)
     done = work.run(os.fspath(args.to), replace=args.force)
     made = {
         "checkpoint_id": args.checkpoint,

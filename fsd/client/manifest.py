@@ -120,7 +120,10 @@ def _entry(raw: object) -> Entry:
     if kind == LINK:
         target = raw.get("target")
         if not isinstance(target, str) or not _text(target) or not stays_inside(path, target):
-            raise InvalidPath(f"the link {path!r} leaves the tree: {target!a}")
+            raise InvalidPath(
+                f"the link {path!r} leaves the tree: {target!a}",
+                hint="`fsd checkpoint export ID | tar -x` brings such links too",
+            )
         return Entry(path, LINK, target=target)
     if kind != FILE:
         raise InvalidPath(f"{path!r} is of a kind this version does not know: {kind!a}")

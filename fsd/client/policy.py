@@ -125,6 +125,12 @@ class Policy:
         return found
 
 
+def of_record(record: Mapping[str, Any]) -> Policy:
+    """What a restore of a checkpoint goes by: the policy it was captured with. A state of a filesystem holds
+    everything, and was captured without one."""
+    return Policy(exclude=()) if record.get("native") else from_json(record.get(FIELD))
+
+
 def from_json(raw: object) -> Policy:
     """The policy in a record; the default one where there is none. Raises `UsageError` for what is none."""
     if raw is None:

@@ -16,7 +16,7 @@ from fsd.client import manifest
 from fsd.client.contract import Contract
 from fsd.client.http import Http
 from fsd.client.identity import Claim, data_identity
-from fsd.client.policy import FIELD, from_json
+from fsd.client.policy import of_record
 from fsd.client.restore import Restore
 from fsd.host.seam import Host
 from fsd.model.errors import CheckpointNotFound, Conflict, FsdError, InternalError
@@ -50,7 +50,7 @@ def restore(order: Order) -> dict[str, Any]:
         raise CheckpointNotFound(f"the thread's head {head!a} has no record")
     if record.get(NATIVE):
         return _native(http, order, head)
-    work = Restore(manifest.read(record["files"]), from_json(record.get(FIELD)), contract.fetch, host)
+    work = Restore(manifest.read(record["files"]), of_record(record), contract.fetch, host)
     done = work.run(order.place, replace=order.replace)
     return {"checkpoint_id": head, "files": done.files, "fs_seq": None}
 

@@ -92,6 +92,33 @@ def test_a_capture_that_cannot_be_leaves_nothing(box: Sandbox, tmp_path: Path) -
                    check=False).returncode == 2  # fmt: skip
 
 
+def test_both_kinds_come_back_into_a_local_directory(box: Sandbox, tmp_path: Path) -> None:
+    """A state of the filesystem has everything, what a capture would leave out too."""
+    tree = tmp_path / "tree"
+    (tree / ".git").mkdir(parents=True)
+    (tree / ".git" / "HEAD").write_text("ref")
+    (tree / "run").write_text("#!/bin/sh")
+    (tree / "run").chmod(0o755)
+    (tree / "empty").mkdir()
+    (tree / "link").symlink_to("run")
+    box.fsd("cp", "-r", str(tree), ":/")
+    native = box.json("checkpoint", "create")["checkpoint_id"]
+    manifest_id = box.json("checkpoint", "capture", str(tree), "--thread", "t")["checkpoint_id"]
+    for ident, git in ((native, True), (manifest_id, False)):
+        back = tmp_path / ident
+        told = box.json("checkpoint", "restore", ident, "--to", str(back))
+        top = back / "tree" if (back / "tree").exists() else back
+        assert (top / ".git" / "HEAD").exists() == git
+        assert os.access(top / "run", os.X_OK)
+        assert os.readlink(top / "link") == "run"
+        assert (top / "empty").is_dir()
+        assert told["files"] == (2 if git else 1)
+        again = box.fsd("checkpoint", "restore", ident, "--to", str(back), check=False)
+        assert again.returncode == 1
+        assert "--force" in again.stderr
+        box.fsd("checkpoint", "restore", ident, "--to", str(back), "--force")
+
+
 @pytest.mark.kernel
 def test_create_goes_through_the_mount_that_is_here(box: Sandbox, tmp_path: Path) -> None:
     by_server = box.json("checkpoint", "create", "--label", "empty")
