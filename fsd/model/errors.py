@@ -405,10 +405,13 @@ def from_body(body: object, status: int) -> FsdError:
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("code"), str):
         return Unavailable(f"the server answered {status} without an fsd error body")
-    cls = _all_classes(FsdError).get(error["code"], InternalError)
+    known = _all_classes(FsdError)
+    cls = known.get(error["code"], FsdError)
     message = str(error.get("message", ""))
     details = error.get("details")
     details = details if isinstance(details, dict) else {}
+    if error["code"] not in known:  # a newer server's: an error without a class
+        details = {**details, "code": error["code"]}
     made: FsdError
     if cls is PosixError:
         number = getattr(_errno, str(details.get("errno")), _errno.EIO)
