@@ -6,13 +6,14 @@ tries, so an append or an acquire whose answer was lost is not done twice.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import IO, Any, Final
 
 from fsd.client.http import Http
-from fsd.model.errors import FsdError, MissingBlob, NotFound, Unavailable
+from fsd.model.errors import FsdError, MissingBlob, NotFound, Unavailable, UsageError
 from fsd.model.limits import MIB
 
 _PIECE: Final = MIB // 4
@@ -39,9 +40,13 @@ class Contract:
     def __init__(self, http: Http) -> None:
         self.http = http
 
-    def call(self, op: str, body: dict[str, Any]) -> Any:
-        """A method of the contract; its result."""
-        answer = self.http.json("POST", f"/v1/checkpoints/{op}", body=body)
+    def call(self, op: str, body: dict[str, Any], *, key: str | None = None) -> Any:
+        """A method of the contract; its result. Lone surrogates travel (as escapes); NaN is `UsageError`."""
+        try:
+            raw = json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+        except (ValueError, TypeError) as exc:
+            raise UsageError(f"not expressible in JSON: {exc}") from exc
+        answer = self.http.json("POST", f"/v1/checkpoints/{op}", raw=raw, key=key)
         if "result" not in answer:
             raise Unavailable(f"the answer to {op} has no result")
         return answer["result"]
@@ -78,7 +83,8 @@ class Writer:
     """The lease of a thread's writer, renewed while it is held. Use as a context manager.
 
     One renewal at a time, `renewAfterMs` after the last one ended; the server's clock alone decides.
-    `current` is what a write presents: it waits for a renewal under way, and raises what made one fail.
+    `current` is what a write presents: it waits for a renewal under way, and raises what made one fail. That
+    error also stands before one of the block itself; the release at the end never fails.
     """
 
     def __init__(self, contract: Contract, thread: str) -> None:
@@ -123,5 +129,6 @@ class Writer:
         try:
             self._contract.call("release", {"writer": self._writer})
         except FsdError:
-            # What was to be done is done, or failed with an error of its own; the lease ends by itself.
-            return
+            pass  # what was to be done is done, or failed with an error of its own; the lease ends by itself
+        if exc is not None and self._failed is not None and exc is not self._failed:
+            raise self._failed from exc
