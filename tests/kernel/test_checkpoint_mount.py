@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -249,3 +250,45 @@ def test_a_checkpoint_from_outside_asks_the_mounts(box: Sandbox, at: Any, tmp_pa
         assert sorted(one["included"] for one in listed) == [False, True]
     finally:
         other.close()
+
+
+@pytest.mark.loop  # needs root: another mount hides the file's name
+def test_a_mapping_of_a_file_that_cannot_be_opened_by_name(box: Sandbox, at: Any, tmp_path: Path) -> None:
+    path, other = box.mountpoint / "mapped", tmp_path / "over"
+    path.write_bytes(bytes(8192))
+    other.write_text("something else")
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 8192) as view:
+        subprocess.run(["mount", "--bind", str(other), str(path)], check=True)
+        try:
+            view[5000:5005] = b"store"
+            made = cut(box, "hidden")
+            view[5000:5005] = b"later"
+        finally:
+            subprocess.run(["umount", str(path)], check=True)
+        shown = (at("--checkpoint", made["checkpoint_id"]) / "mapped").read_bytes()
+    assert shown[5000:5005] == b"store"
+
+
+def test_a_mounted_state_outlives_its_checkpoint_and_its_daemon(box: Sandbox, tmp_path: Path) -> None:
+    for number in range(3):
+        (box.mountpoint / f"f{number}").write_text(f"old {number}")
+    made = cut(box, "gone soon")
+    shown = Sandbox(tmp_path / "shown", box.fs, "--checkpoint", made["checkpoint_id"], supervised=True)
+    try:
+        shown.mount()
+        assert (shown.mountpoint / "f0").read_text() == "old 0"
+        for number in range(3):
+            (box.mountpoint / f"f{number}").write_text("new")
+        box.fsd("drain", str(box.mountpoint))
+        box.fsd("checkpoint", "delete", made["checkpoint_id"], "--yes")
+        assert (shown.mountpoint / "f1").read_text() == "old 1"
+        os.kill(shown.daemon, signal.SIGKILL)
+        wait_for(lambda: shown.status()["restarts"] == 1, 20, "the supervisor's next daemon")
+        assert (shown.mountpoint / "f2").read_text() == "old 2"
+        shown.unmount()
+        again = shown.fsd(
+            "mount", str(shown.mountpoint), "--state-dir", str(shown.state), *shown.options, check=False
+        )
+        assert again.returncode == 5, again.stderr
+    finally:
+        shown.close()
