@@ -15,12 +15,23 @@ from fsd.cli.context import Context, remote_path
 from fsd.cli.do_files import files
 from fsd.cli.do_mount import place, state_dir
 from fsd.cli.output import Document
-from fsd.client.files import Files, PutOptions
-from fsd.client.http import BytesBody
+from fsd.client.files import Files, FindFilter, PutOptions, raw_path
+from fsd.client.http import BytesBody, Http
+from fsd.client.leases import Leases
 from fsd.client.sources import LocalFile
 from fsd.kernel.mountpoint import resolve
 from fsd.kernel.options import mount_id
-from fsd.model.errors import FsdError, IntegrityError, NotDrained, NotFound, Unsupported, UsageError
+from fsd.model.errors import (
+    FsdError,
+    IntegrityError,
+    LeaseHeld,
+    LeaseLost,
+    NotDrained,
+    NotFound,
+    Unsupported,
+    UsageError,
+)
+from fsd.model.names import show
 from fsd.model.ops import Content, Create, Setattr, Setxattr
 from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
@@ -29,6 +40,7 @@ from fsd.vfs.aside import kept
 from fsd.vfs.open import give_up, prepare
 from fsd.vfs.open import recover as recover_log
 from fsd.vfs.recover import Report
+from fsd.vfs.takeout import drop, take_out
 from fsd.vfs.types import VolumeOptions
 
 PATIENCE: Final = 60.0  # seconds in which nothing goes through before it gives up
@@ -69,16 +81,68 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
         )
     options = RemoteOptions(identity.endpoint, parse(identity.secret), insecure=context.claim.insecure)
     remote = HttpRemote(options, context.host)
-    if args.retry + bool(args.export) + args.discard > 1:
-        raise UsageError("--retry, --export and --discard exclude each other")
+    if args.retry + bool(args.export) + args.discard + args.as_conflicts > 1:
+        raise UsageError("--retry, --export, --discard and --as-conflicts exclude each other")
     lock = prepare(wanted)
     try:
-        left = recover_log(wanted, context.host, remote, NoCache(), patience=PATIENCE)
+        if args.as_conflicts:
+            nobody_writes(Leases(Http(context.data(), context.host)), wanted.remote_path)
+        try:
+            left = recover_log(
+                wanted, context.host, remote, NoCache(), patience=PATIENCE, shared=args.as_conflicts
+            )
+        except LeaseLost as exc:
+            return lost_lease(context, args, wanted, remote, exc)
         give_up(remote, left.held)
         decided = decide_about(context, args, wanted)
         return answer(wanted, args, left.report, decided)
     finally:
         os.close(lock)
+
+
+def nobody_writes(leases: Leases, top: bytes) -> None:
+    """Raises `LeaseHeld` while another mount is the only writer there: it would refuse every change."""
+    mine = show(top).rstrip("/") + "/"
+    for lease in leases.held():
+        there = str(lease["path"]).rstrip("/") + "/"
+        if lease["kind"] == "writer" and (mine.startswith(there) or there.startswith(mine)):
+            raise LeaseHeld(
+                f"{lease['host']}:{lease['mount']} is the writer of {lease['path']} since {lease['since']}",
+                hint="try again when it is unmounted; --export DIR takes the files out now",
+                details={"holder": lease},
+            )
+
+
+def lost_lease(
+    context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote, error: LeaseLost
+) -> Document:
+    """What was written under a writer lease that somebody else took since: taken out or dropped, else told.
+    `--as-conflicts` sends it."""
+    value: dict[str, Any] = {
+        "status": "lease_lost",
+        "mount_path": args.mount_path,
+        "state_dir": str(wanted.state_dir),
+        "reason": error.message,
+    }
+    if args.export:
+        target = Path(args.export).absolute()
+
+        def directories() -> dict[int, bytes]:
+            api, top = files(context), wanted.remote_path
+            below = api.find(top, FindFilter(kind="directory"))
+            found = {int(one["ino"]): raw_path(one)[len(top.rstrip(b"/")) :] for one in below}
+            return {**found, int(api.stat(top)["ino"]): b"/"}
+
+        taken = take_out(wanted, context.host, remote, NoCache(), directories, target)
+        value |= {"exported": taken.files, "not_files": taken.names}
+    elif args.discard:
+        context.confirm("Drop everything this mount had not sent, for good?", needs_yes=True)
+        drop(wanted, context.host)
+        return answer(wanted, args, None, {"status": "discarded", "reason": error.message})
+    else:
+        raise error
+    hint = "what was taken out is still in the log: `fsd recover` with --discard drops it there"
+    return Document(value, error=LeaseLost(error.message, hint=hint))
 
 
 def decide_about(context: Context, args: SimpleNamespace, wanted: VolumeOptions) -> dict[str, Any]:

@@ -33,7 +33,7 @@ FIELDS: Final = {
     "list": "region_code file_systems[]",
     "describe": "file_system_id display_name labels{} region_code status kind created_at seq usage{}",
     "recover": "status mount_path state_dir sent{} conflicts superseded damaged[] damaged_logs[] refused[]"
-    " exported[]? discarded? retried? failed[]?",
+    " reason? not_files? exported[]? discarded? retried? failed[]?",
     "check": "status profile resource endpoint remote checks[]",
     "delete": "file_system_id status long: credentials_removed remote_deletion_state",
     "token create": _NEW_TOKEN + " long: credentials_stored previous_token_note",

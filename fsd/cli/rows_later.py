@@ -38,7 +38,6 @@ ROWS: Final = (
     _nothing("unpack-file-system", "unpack"),
     _row("forks come with a later release", "fork"),
     _row("merges come with a later release", "merge"),
-    _row("leases come with a later release", "lock"),
     _row("searching in content comes with a later release; mount it and use grep", "grep",
          "fs search-file-content", "fs grep"),
     _row("statistics come with a later release; the server has /metrics", "stats"),

@@ -238,6 +238,12 @@ class LeaseLost(FsdError):
     )
 
 
+class LockLost(FsdError):
+    """A lock of `fsd lock` went to somebody else, or perhaps did, while its command ran."""
+
+    code = "lock_lost"
+
+
 class Unsupported(FsdError):
     """Known, but not possible here; the message says why."""
 

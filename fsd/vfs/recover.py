@@ -248,11 +248,11 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
     for ino, past in replay.files.items():
         items = replay.contents(ino)
         if past.changes or items:
-            _stub(core, ino, past)
+            stub(core, ino, past)
     flights: dict[int, Flight] = {}
     for ino, past in replay.files.items():
         if ino in core.nodes.by_ino:
-            _refly(volume, replay, ino, past, flights)
+            refly(volume, replay, ino, past, flights)
     for opno in sorted(replay.ops):
         _requeue(volume, replay, opno, flights)
     _set_twins_apart(volume)
@@ -275,7 +275,8 @@ def _set_twins_apart(volume: Volume) -> None:
             apart(volume.committer, node, other)
 
 
-def _stub(core: Core, ino: int, past: Past) -> Inode:
+def stub(core: Core, ino: int, past: Past) -> Inode:
+    """The file in memory as far as the log tells, without its changes."""
     attr = Attr(
         ino=ino,
         mode=past.mode,
@@ -307,7 +308,7 @@ def _stub(core: Core, ino: int, past: Past) -> Inode:
     return node
 
 
-def _refly(volume: Volume, replay: Replay, ino: int, past: Past, flights: dict[int, Flight]) -> None:
+def refly(volume: Volume, replay: Replay, ino: int, past: Past, flights: dict[int, Flight]) -> None:
     """Play the file's changes again, freezing where the log says."""
     core = volume.core
     node = core.nodes.get(ino)
@@ -385,7 +386,7 @@ def _beside(volume: Volume, ino: int, past: Past) -> str:
     )
     if content.window:
         # The copy takes over everything the file was to become.
-        twin = _stub(core, new, past)
+        twin = stub(core, new, past)
         twin.where = (parent, copy)
         twin.content = Content(dict(content.tip()), content.base_size, 0)
         for event in past.changes:

@@ -1,0 +1,146 @@
+"""Taking files out of a log that is not to be sent: its mount lost the writer lease, and people decide.
+
+The log stays as it is. The caller holds the state directory's lock (`open.prepare`). Blocks (network, disk):
+what a changed file has of the server's content is fetched from there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from fsd.host.files import fsync_dir, write_all
+from fsd.host.seam import Host
+from fsd.model.errors import Conflict
+from fsd.model.limits import MIB
+from fsd.model.ops import Create
+from fsd.remote.api import Remote
+from fsd.vfs.aside import put_aside
+from fsd.vfs.content import Flight
+from fsd.vfs.core import Core
+from fsd.vfs.drive import Driver
+from fsd.vfs.log import Log
+from fsd.vfs.node import Inode
+from fsd.vfs.recover import refly, stub
+from fsd.vfs.replay import Replay
+from fsd.vfs.types import Cache, VolumeOptions
+from fsd.vfs.volume import Volume
+
+Paths = Callable[[], dict[int, bytes]]
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was written below the target; `names` operations were about names and attributes alone (renames,
+    removals, modes), which are no files to take out."""
+
+    files: list[str] = field(default_factory=list)
+    names: int = 0
+
+
+def take_out(
+    options: VolumeOptions, host: Host, remote: Remote, cache: Cache, paths: Paths, target: Path
+) -> Taken:
+    """Write what the log would make of each file it changed, and the directories and symlinks it makes, below
+    `target`. `paths` gives the paths of the server's directories by number; asked once, and only when needed.
+    What is there already is never replaced: `Conflict`. Durable on return."""
+    log = Log.reopen(options.state_dir, host, segment_size=options.segment_size)
+    try:
+        replay = Replay(log, host, partial(_put_aside, options, log, host))
+        replay.run()
+        return _TakeOut(options, host, log, replay, paths, target).run(remote, cache)
+    finally:
+        log.abandon()
+
+
+def _put_aside(options: VolumeOptions, log: Log, host: Host) -> None:
+    """A copy of a damaged log, before anything of it is changed."""
+    put_aside(options.state_dir, log, host)
+
+
+def drop(options: VolumeOptions, host: Host) -> None:
+    """The log goes, with everything only it had."""
+    Log.reopen(options.state_dir, host, segment_size=options.segment_size).retire()
+
+
+class _TakeOut:
+    def __init__(
+        self, options: VolumeOptions, host: Host, log: Log, replay: Replay, paths: Paths, target: Path
+    ) -> None:
+        self.replay, self.target = replay, target
+        self.core = Core(options, host, log)
+        self.core.recovering = True
+        self.volume = Volume(self.core)
+        self.made = {op.ino: op for op in replay.ops.values() if isinstance(op, Create)}
+        self._paths = paths
+        self._known: dict[int, bytes] | None = None
+        self.taken = Taken()
+
+    def run(self, remote: Remote, cache: Cache) -> Taken:
+        replay, flights = self.replay, dict[int, Flight]()
+        nodes: list[Inode] = []
+        for ino, past in replay.files.items():
+            if past.where is not None and (past.changes or replay.contents(ino)):
+                nodes.append(stub(self.core, ino, past))
+                refly(self.volume, replay, ino, past, flights)
+        driver = Driver(self.volume, remote, cache)
+        for op in self.made.values():
+            if stat.S_ISDIR(op.mode):
+                self.place(op.parent, op.name).mkdir(parents=True, exist_ok=True)
+            elif op.target is not None:
+                link = self.place(op.parent, op.name)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.symlink(op.target, link)
+        for node in nodes:
+            assert node.where is not None
+            place = self.place(*node.where)
+            self.write(driver, node, place)
+            self.taken.files.append(str(place))
+        numbers = {flight.opno for flight in flights.values()}
+        self.taken.names = sum(
+            1 for opno, op in replay.ops.items() if opno not in numbers and not isinstance(op, Create)
+        )
+        return self.taken
+
+    def place(self, parent: int, name: bytes) -> Path:
+        """Where an entry of the directory `parent` goes."""
+        parts: list[bytes] = [name]
+        seen: set[int] = set()
+        while parent in self.made and parent not in seen:
+            seen.add(parent)
+            parts.append(self.made[parent].name)
+            parent = self.made[parent].parent
+        above = self.known().get(self.replay.wire.out(parent))
+        top = above.split(b"/") if above is not None else [b"directory-%x" % parent]
+        clean = [part for part in (*top, *reversed(parts)) if part not in (b"", b".", b"..")]
+        return self.target.joinpath(*map(os.fsdecode, clean))
+
+    def known(self) -> dict[int, bytes]:
+        if self._known is None:
+            self._known = self._paths()
+        return self._known
+
+    def write(self, driver: Driver, node: Inode, place: Path) -> None:
+        """The whole file, as it was to become."""
+        volume = self.volume
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError as exc:
+            raise Conflict(f"{place} exists", hint="export into an empty directory") from exc
+        handle = volume.open(node.ino, os.O_RDONLY)
+        try:
+            for at in range(0, node.size, MIB):
+                data: bytes = driver.call(lambda start=at: volume.read(handle, start, MIB))  # type: ignore[misc]
+                write_all(fd, memoryview(data))
+            os.fchmod(fd, stat.S_IMODE(node.mode) & 0o777)
+            os.utime(fd, ns=(node.mtime, node.mtime))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+            volume.release(handle)
+        fsync_dir(place.parent)

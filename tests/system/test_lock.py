@@ -1,0 +1,136 @@
+"""`fsd lock`: one holder at a time, told by its fence, given up at the end and on signals, lost to nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cli import command, process
+from support.proxy import FaultProxy
+from support.server import Server, TestFs
+from support.wait import wait_for
+
+
+def start(fs: TestFs, *argv: str, **more: str) -> subprocess.Popen[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **fs.env, **more}
+    return subprocess.Popen(
+        [*command(), "lock", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def held(fs: TestFs) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = fs.ask("GET", "/leases").json["leases"]
+    return found
+
+
+def test_the_command_runs_under_the_lock_and_knows_its_fence(shared_fs: TestFs) -> None:
+    fences = []
+    for _ in range(2):
+        done = process("lock", "/not/there", "--", "sh", "-c", 'echo "$FSD_FENCE"', env=shared_fs.env)
+        assert done.code == 0, done.err
+        fences.append(int(done.text))
+    assert fences[1] > fences[0] > 0
+    assert not held(shared_fs)
+    assert process("lock", "/x", "--", "sh", "-c", "exit 5", env=shared_fs.env).code == 5
+    assert process("lock", "/x", "--", "/no/such/command", env=shared_fs.env).code == 127
+    assert process("lock", "/x", "--", "sh", "-c", "kill -9 $$", env=shared_fs.env).code == 137
+    assert process("lock", "/x", env=shared_fs.env).code == 2
+    assert not held(shared_fs)
+
+
+def test_one_at_a_time_and_who_waits_is_told_by_whom(shared_fs: TestFs, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    first = start(shared_fs, "/db", "--", "sh", "-c", f"read line < {gate}; echo done")
+    wait_for(lambda: held(shared_fs), 20, "the lock to be taken")
+    late = process("lock", "/db", "--timeout", "0", "--output", "json", "--", "true", env=shared_fs.env)
+    assert late.code == 7
+    assert late.error["code"] == "lease_held"
+    assert late.error["details"]["holder"]["command"].startswith("sh -c read")
+    assert process("lock", "/other", "--", "true", env=shared_fs.env).code == 0
+    waiting = start(shared_fs, "/db", "--", "echo", "second")
+    assert waiting.stderr is not None
+    assert "holds the lock /db since" in waiting.stderr.readline()
+    gate.write_text("go\n")
+    assert first.communicate(timeout=20)[0] == "done\n"
+    out, _ = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out) == (0, "second\n")
+    assert not held(shared_fs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs, number: int) -> None:
+    name = signal.Signals(number).name[3:]
+    running = start(
+        shared_fs,
+        "/db",
+        "--",
+        "sh",
+        "-c",
+        f"trap 'kill $!; echo got; exit 3' {name}; sleep 30 >&- 2>&- & wait",
+    )
+    wait_for(lambda: held(shared_fs), 20, "the lock to be taken")
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    wait_for(children.read_text, 20, "the command to run")
+    # The trap is set when the shell has a child of its own.
+    shell = int(children.read_text().split()[0])
+    wait_for(Path(f"/proc/{shell}/task/{shell}/children").read_text, 20, "the shell's child")
+    running.send_signal(number)
+    out, err = running.communicate(timeout=20)
+    assert (running.returncode, out) == (3, "got\n"), err
+    assert not held(shared_fs)
+
+
+def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:
+    first = start(shared_fs, "/db", "--", "sleep", "60")
+    wait_for(lambda: held(shared_fs), 20, "the lock to be taken")
+    waiting = start(shared_fs, "/db", "--", "echo", "never")
+    assert waiting.stderr is not None
+    waiting.stderr.readline()
+    waiting.terminate()
+    out, _ = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out) == (128 + signal.SIGTERM, "")
+    first.terminate()
+    assert first.wait(20) == 128 + signal.SIGTERM
+
+
+def test_a_killed_holder_is_waited_out_and_its_fence_is_behind(shared_fs: TestFs) -> None:
+    first = start(shared_fs, "/db", "--lease-time", "1s", "--", "sh", "-c", "echo $FSD_FENCE; exec sleep 60")
+    assert first.stdout is not None
+    before = int(first.stdout.readline())
+    child = int(Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()[0])
+    first.kill()
+    first.wait(20)
+    done = process("lock", "/db", "--", "sh", "-c", "echo $FSD_FENCE", env=shared_fs.env)
+    assert done.code == 0
+    assert int(done.text) > before
+    os.kill(child, signal.SIGKILL)
+
+
+def test_lost_it_ends_the_command_and_says_so(server: Server, tmp_path: Path) -> None:
+    """Its server goes away for longer than the lock lasts, and another takes it meanwhile."""
+    fs = server.create()
+    with FaultProxy(server.url) as proxy:
+        holder = start(
+            fs,
+            "/db",
+            "--lease-time",
+            "1s",
+            "--",
+            "sh",
+            "-c",
+            "trap 'echo ended; exit 0' TERM; echo on; while :; do sleep 0.1; done",
+            FSD_ENDPOINT=proxy.url,
+        )
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "on\n"
+        proxy.refuse()
+        other = process("lock", "/db", "--timeout", "20s", "--", "true", env=fs.env)
+        assert other.code == 0, other.err
+        out, err = holder.communicate(timeout=30)
+    assert holder.returncode == 1
+    assert out == "ended\n"
+    assert "the lock /db was lost and the command ended" in err
