@@ -9,7 +9,6 @@ of each finds nothing.
 from __future__ import annotations
 
 import copy
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from fsd.model.errors import Conflict, NotFound
 from fsd.model.limits import BLOCK
 from fsd.service.access import FsRef
 from fsd.service.audit import audit
+from fsd.service.native import Ask
 from fsd.service.retained import At
 from fsd.wire.frame import open_blob
 
@@ -39,7 +39,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.machines: dict[str, Machine] = {}
-        self.trees: dict[str, dict[int, Tree]] = {}  # of a filesystem, by pin
+        self.kept: dict[str, list[tuple[str, int, Tree]]] = {}  # checkpoints: id, seq, the whole copy
         self.refs: dict[str, FsRef] = {}
         self.origin: dict[str, str] = {}
         self.kinds: dict[str, int] = {}
@@ -54,7 +54,7 @@ class World:
         if tree is not None:
             made.tree = copy.deepcopy(tree)
             made.seq = self.bench.service.feed.head(fs)
-        self.machines[fs.name], self.refs[fs.name], self.trees[fs.name] = made, fs, {}
+        self.machines[fs.name], self.refs[fs.name], self.kept[fs.name] = made, fs, []
         return made
 
     def on(self, name: str) -> Machine:
@@ -69,21 +69,16 @@ class World:
     # Steps.
 
     def fork(self) -> None:
-        with_pins = [name for name, machine in self.machines.items() if machine.pins]
-        wanted = with_pins if with_pins and self.rng.random() < 0.6 else list(self.machines)
-        name = self.rng.choice(wanted)
+        kept = [name for name in self.machines if self.kept[name]]
+        name = self.rng.choice(kept if kept and self.rng.random() < 0.6 else list(self.machines))
         machine, service = self.on(name), self.bench.service
-        pinned = [pin for pin in machine.pins if pin in self.trees[name]]
-        if pinned and self.rng.random() < 0.6:
-            # Of a checkpoint: one whose record is a row that names the pinned state.
-            pin = self.rng.choice(pinned)
-            seq, tree = machine.pins[pin][0], self.trees[name][pin]
-            checkpoint = record(self.bench, self.refs[name], seq, pin)
+        if self.kept[name] and self.rng.random() < 0.6:
+            checkpoint, seq, tree = self.rng.choice(self.kept[name])
             self.count("fork of a checkpoint")
         else:
             checkpoint, tree, seq = None, machine.tree, machine.seq
             self.count("fork of a fork" if name in self.origin else "fork of the head")
-            if name in self.origin and not self.copied(name):
+            if name in self.waiting():
                 self.count("fork of an alias")
         made = service.db.write(
             lambda tx: service.forks.create(tx, self.refs[name], "", [], checkpoint=checkpoint)
@@ -102,14 +97,19 @@ class World:
         alias = name in self.waiting()
         before, pinned = machine.seq, set(machine.pins)
         machine.step()
-        for pin in set(machine.pins) - pinned:
-            self.trees[name][pin] = copy.deepcopy(machine.tree)
         if alias and machine.seq != before:
             assert self.copied(name)
             self.count("a write that waited")
         elif alias and machine.pins.keys() - pinned:
             assert not self.copied(name)
             self.count("a pin on an alias")
+
+    def checkpoint(self) -> None:
+        name = self.rng.choice(list(self.machines))
+        service, machine = self.bench.service, self.machines[name]
+        made = service.db.write(lambda tx: service.checkpoints.make(tx, self.refs[name], None, Ask()))
+        assert made["fs_seq"] == machine.seq
+        self.kept[name].append((made["checkpoint_id"], machine.seq, copy.deepcopy(machine.tree)))
 
     def copy_one(self) -> None:
         waiting = self.waiting()
@@ -159,21 +159,10 @@ class World:
             found = audit(self.bench.service.db, self.refs[name])
             assert not found, (name, found)
             assert live(self.bench) == shown(machine.tree), f"the head of {name}"
+            for checkpoint, seq, tree in self.kept[name]:
+                assert live(self.bench, At(checkpoint=checkpoint)) == shown(tree), f"{name} at {seq}"
             for seq, kept in machine.pins.values():
                 assert live(self.bench, At(seq=seq)) == kept, f"{name} at {seq}"
-
-
-def record(bench: Bench, fs: FsRef, seq: int, pin: int) -> str:
-    """A checkpoint's row over a pinned state."""
-    name = f"chk_{seq}_{pin}"
-    bench.service.db.write(
-        lambda tx: tx.execute(
-            "INSERT INTO checkpoint (fs, key, id, thread, created, stored, reason, kind, fs_seq, pin, "
-            "entries, body) VALUES (?,?,?,?,0,0,'\"named\"','native',?,?,0,?) ON CONFLICT DO NOTHING",
-            (fs.id, hashlib.sha256(name.encode()).digest(), name.encode(), b"t", seq, pin, b"{}"),
-        )
-    )
-    return name
 
 
 def live(bench: Bench, at: At | None = None) -> dict[str, Any]:
@@ -221,6 +210,8 @@ def run(bench: Bench, seed: int, steps: int) -> dict[str, int]:
             world.copy_one()
         elif kind < 0.36:
             world.delete()
+        elif kind < 0.42:
+            world.checkpoint()
         else:
             world.act()
         world.check()
