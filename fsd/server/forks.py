@@ -1,4 +1,4 @@
-"""Routes of forks: made, listed, taken back, deleted; by the admin key or a token of the origin.
+"""Routes of forks: made, listed, merged, rolled back, deleted; by the admin key or a token of the origin.
 
 A token of a filesystem may do to its forks, and to theirs, what it may do to the filesystem itself.
 """
@@ -18,6 +18,7 @@ from fsd.server.context import (
     Context,
     check_fs_name,
     context,
+    flag,
     idempotent_call,
     json_response,
     only,
@@ -30,8 +31,9 @@ from fsd.server.context import (
 )
 from fsd.server.control import ONE
 from fsd.server.route import RouteDef, route
-from fsd.service.access import ADMIN_GRANT, FsRef, Grant
+from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 from fsd.service.idempotency import Answer
+from fsd.service.merge import Wish, patterns
 
 FORKS: Final = ONE + "/forks"
 
@@ -94,6 +96,80 @@ async def delete(request: Request) -> Response:
     return await _write(ctx, request, grant, raw, effect)
 
 
+async def changes(request: Request) -> Response:
+    """What a fork changed since it was made or last merged, the first of it in order of path."""
+    ctx = context(request)
+    origin, _ = await who(ctx, request)
+    name, limit = check_fs_name(request.path_params["fork"]), query_limit(request)
+
+    def work() -> object:
+        service = ctx.service
+        fork = service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name))
+        return service.merges.changes(fork, limit)
+
+    return json_response(await ctx.run(work))
+
+
+async def merge(request: Request) -> Response:
+    """Bring a fork's changes into the filesystem it was made from: all of them in one commit, or, with
+    conflicts, none. With `dry_run` it is only tried."""
+    ctx = context(request)
+    parent, grant = await who(ctx, request)
+    body, raw = await read_json(request)
+    only(body, "fork", "dry_run", "ours", "theirs")
+    name = check_fs_name(string(body, "fork") or "")
+    dry_run = flag(body, "dry_run") or False
+    wish = Wish(patterns(body.get("ours") or [], "ours"), patterns(body.get("theirs") or [], "theirs"))
+    service = ctx.service
+    if dry_run:
+        fork = await ctx.run(
+            lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, parent, name))
+        )
+        return json_response(await ctx.run(lambda: service.merges.rehearse(parent, fork, wish)))
+
+    def effect(tx: Tx) -> Answer:
+        hold(tx, parent, grant)
+        fork = service.forks.need_descendant(tx, parent, name)
+        return to_answer(service.merges.merge(tx, parent, fork, grant, wish))
+
+    return await _change(ctx, request, parent, grant, raw, effect)
+
+
+async def rollback(request: Request) -> Response:
+    """Take back what a fork changed since it was made or last merged. What it had is kept as a checkpoint of
+    the fork. Refused while somebody has it mounted for writing, unless with `force`."""
+    ctx = context(request)
+    origin, grant = await who(ctx, request)
+    body, raw = await read_json(request)
+    only(body, "force")
+    name, force = check_fs_name(request.path_params["fork"]), flag(body, "force") or False
+    service = ctx.service
+    fork = await ctx.run(lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name)))
+
+    def effect(tx: Tx) -> Answer:
+        hold(tx, origin, grant)
+        return to_answer(service.merges.roll_back(tx, fork, service.restores, force=force))
+
+    return await _change(ctx, request, fork, grant, raw, effect)
+
+
+async def _change(
+    ctx: Context, request: Request, fs: FsRef, grant: Grant, raw: bytes, effect: Callable[[Tx], Answer]
+) -> Response:
+    """A write to the tree of `fs`, which waits for its copy; then its feed is woken."""
+    call = idempotent_call(request, grant.token_id, raw)
+    service = ctx.service
+
+    def work() -> Answer:
+        answer = service.forks.when_copied(
+            fs, lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+        )
+        service.feed.wake(fs.id, json.loads(answer.body)["fs_seq"])
+        return answer
+
+    return send(await ctx.run(work))
+
+
 async def _write(
     ctx: Context, request: Request, grant: Grant, raw: bytes, effect: Callable[[Tx], Answer]
 ) -> Response:
@@ -110,4 +186,7 @@ def routes() -> list[RouteDef]:
         route("POST", FORKS, create),
         route("GET", FORKS, list_all),
         route("DELETE", FORKS + "/{fork}", delete),
+        route("GET", FORKS + "/{fork}/changes", changes),
+        route("POST", FORKS + "/{fork}/rollback", rollback),
+        route("POST", ONE + "/merges", merge),
     ]

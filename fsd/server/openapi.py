@@ -150,6 +150,13 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ),
     ("GET", _ID + "/forks"): Says("either", {200: "Forks"}, _LIMITED),
     ("DELETE", _ID + "/forks/{fork}"): Says("either", {200: "Deleting"}, _WITH_FORKS),
+    ("GET", _ID + "/forks/{fork}/changes"): Says("either", {200: "ForkChanges"}, {"limit": "integer"}),
+    ("POST", _ID + "/forks/{fork}/rollback"): Says("either", {200: "RolledBack"}, body={"force": "boolean"}),
+    ("POST", _ID + "/merges"): Says(
+        "either",
+        {200: "Merge"},
+        body={"fork": "string", "dry_run": "boolean", "ours": "array", "theirs": "array"},
+    ),
     ("POST", _ID + "/tokens"): Says(
         "admin", {201: "CreatedToken"}, body={"token_name": "string", "ttl_s": "integer"}
     ),
@@ -327,6 +334,31 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "server_ms": "number",
     },
     "Forks": {"forks": "array", "next_cursor": "?string"},
+    "ForkChanges": {
+        "fork_id": "string",
+        "base_seq": "integer",
+        "fork_seq": "integer",
+        "changes": "array",
+        "changes_total": "integer",
+    },
+    "RolledBack": {
+        "status": "string",
+        "fork_id": "string",
+        "base_seq": "integer",
+        "fs_seq": "integer",
+        "undo_checkpoint_id": "?string",
+    },
+    "Merge": {
+        "status": "string",
+        "file_system_id": "string",
+        "fork_id": "string",
+        "base_seq": "integer",
+        "fork_seq": "integer",
+        "fs_seq": "integer",
+        "applied": "integer",
+        "conflicts": "array",
+        "conflicts_total": "integer",
+    },
     "Swept": {
         "dry_run": "boolean",
         "file_systems": "integer",

@@ -29,6 +29,9 @@ from fsd.service.forkcopy import copy_blobs
 from fsd.service.mergeplan import OURS, THEIRS, Clash, Edit, Plan
 from fsd.service.native import Ask, Checkpoints
 from fsd.service.packs import Packs
+from fsd.service.restore import Restores
+from fsd.service.restore import Wish as Restore
+from fsd.service.retained import At
 from fsd.service.rows import DbSource
 from fsd.service.rules import Rules
 from fsd.service.view import Node, View, decode_xattrs, encode_xattrs
@@ -48,7 +51,6 @@ class Wish:
 
     ours: tuple[str, ...] = ()
     theirs: tuple[str, ...] = ()
-    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,19 @@ class Merges:
         pin = pins.add_pin(tx, fork, base.head, "base", fork.name)
         tx.execute("UPDATE fork SET base=?, base_pin=? WHERE fs=?", (base.head, pin, fork.id))
         pins.unpin(tx, self._packs, fork, base.pin)
+
+    def roll_back(self, tx: Tx, fork: FsRef, restores: Restores, *, force: bool) -> dict[str, Any]:
+        """Restore the fork's base, in the caller's transaction. Raises `Busy`, `ForkCopying`."""
+        hold_tree(tx, fork)
+        base = _base(tx, None, fork)
+        done = restores.restore(tx, fork, None, Restore(At(seq=base.base), force=force))
+        return {
+            "status": "rolled-back" if done.moved else NOTHING,
+            "fork_id": fork.name,
+            "base_seq": base.base,
+            "fs_seq": done.seq,
+            "undo_checkpoint_id": None if done.undo is None else done.undo["checkpoint_id"],
+        }
 
     def changes(self, fork: FsRef, limit: int) -> dict[str, Any]:
         """What the fork changed since its base, the first `limit` of it in order of path."""
