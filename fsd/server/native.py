@@ -45,10 +45,12 @@ from fsd.server.tree_json import (
 from fsd.service import thinning
 from fsd.service.access import FsRef, Grant
 from fsd.service.barriers import shown
+from fsd.service.contract_check import check_id, check_writer
 from fsd.service.difference import Change, Difference
 from fsd.service.export import Export
 from fsd.service.history import history, newest_with
 from fsd.service.idempotency import Answer
+from fsd.service.inthread import Place
 from fsd.service.native import AUTOMATIC, FIELDS, UNDO, read_ask
 from fsd.service.restore import Restored, Wish
 from fsd.service.retained import At, state_of
@@ -65,13 +67,15 @@ async def create(request: Request) -> Response:
     ctx = context(request)
     began = ctx.host.monotonic()
     body, raw = await read_json(request)
-    only(body, *FIELDS, "drain", "require_all")
+    only(body, *FIELDS, "drain", "require_all", "thread", "writer", "expected_head_id", "source")
+    place = _place_of(body)
     ask, seconds, require_all = read_ask(body), _drain(body), flag(body, "require_all") or False
     fs, who = await ctx.who(request)
     call = idempotent_call(request, who.token_id, raw)
     service = ctx.service
     sessions: list[dict[str, Any]] | None = None
-    if seconds and not (call is not None and await ctx.run(lambda: service.idempotency.knows(call))):
+    known = call is not None and await ctx.run(lambda: service.idempotency.knows(call))
+    if seconds and not known:
         sessions = await _barriers(ctx, fs, who, seconds)
         left = [one for one in sessions if not one["included"]]
         if left and require_all:
@@ -82,12 +86,39 @@ async def create(request: Request) -> Response:
             )
     waited = ctx.host.monotonic() - began if sessions is not None else 0.0
 
-    def effect(tx: Tx) -> Answer:
-        made = service.checkpoints.make(tx, fs, who, ask)
+    def finished(made: dict[str, Any]) -> Answer:
         return to_answer(made if sessions is None else {**made, "sessions": sessions}, 201)
 
-    answer = await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect)))
+    def around(tx: Tx, make: Callable[[Tx], dict[str, Any]]) -> Answer:
+        return service.idempotency.run(tx, call, lambda inner: finished(make(inner)))
+
+    def work() -> Answer:
+        if place is None or known:
+            return service.db.write(
+                lambda tx: around(tx, lambda inner: service.checkpoints.make(inner, fs, who, ask))
+            )
+        return service.forks.when_copied(fs, lambda: service.in_thread.make(fs, who, ask, place, around))
+
+    answer = await ctx.run(work)
     return send(_timed(ctx, answer, began + waited))
+
+
+def _place_of(body: dict[str, Any]) -> Place | None:
+    """The host's thread a checkpoint goes into; None: the filesystem's own."""
+    if body.get("thread") is None:
+        for name in ("writer", "expected_head_id", "source"):
+            if body.get(name) is not None:
+                raise UsageError(f"{name} goes with thread")
+        return None
+    thread = check_id(body["thread"], "thread")
+    head = body.get("expected_head_id")
+    source = string(body, "source")
+    return Place(
+        thread,
+        check_writer(body.get("writer")),
+        None if head is None else check_id(head, "expected_head_id"),
+        _state_text(source, "source"),
+    )
 
 
 def _drain(body: dict[str, Any]) -> float:

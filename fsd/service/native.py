@@ -83,8 +83,8 @@ def no_checkpoint(name: str) -> NotFound:
 
 
 class Checkpoints:
-    """Any thread. All methods but `render` and `expire` inside a `Database` function; what they make is
-    durable when that is. For the contract's part of the service it is a `records.Native`."""
+    """Any thread. All methods but `render`, `files` and `expire` inside a `Database` function; what they make
+    is durable when that is. For the contract's part of the service it is a `records.Native`."""
 
     def __init__(self, db: Database, packs: Packs, host: Host) -> None:
         self._db = db
@@ -94,7 +94,11 @@ class Checkpoints:
 
     def render(self, fs: FsRef, record: Record) -> list[dict[str, Any]]:
         """The entries of the tree that `record` shows (`Renderer.render`). Blocks; never in a transaction."""
-        return self._renderer.render(fs, At(checkpoint=record.id))
+        return self.files(fs, At(checkpoint=record.id))
+
+    def files(self, fs: FsRef, at: At) -> list[dict[str, Any]]:
+        """The entries of any retained state; as `render`."""
+        return self._renderer.render(fs, at)
 
     def from_commit(self, tx: Tx, fs: FsRef, who: Grant, body: dict[str, Any]) -> dict[str, Any]:
         """As `make`, for a commit that asks for a checkpoint of the state after it."""

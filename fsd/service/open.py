@@ -20,6 +20,7 @@ from fsd.service.filesystems import FileSystems
 from fsd.service.forks import Forks
 from fsd.service.idempotency import Idempotency
 from fsd.service.instances import Instances
+from fsd.service.inthread import InThread
 from fsd.service.journals import Journals
 from fsd.service.leases import Leases
 from fsd.service.manifests import Manifests
@@ -77,6 +78,7 @@ class Service:
     names: Names
     instances: Instances
     checkpoints: Checkpoints
+    in_thread: InThread
     restores: Restores
     barriers: Barriers
     merges: Merges
@@ -134,6 +136,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         names=Names(db, packs, host),
         instances=Instances(db),
         checkpoints=checkpoints,
+        in_thread=InThread(db, packs, checkpoints, host),
         restores=Restores(packs, commits, feed, checkpoints, host),
         barriers=Barriers(db, host),
         merges=Merges(db, packs, commits, checkpoints, host),

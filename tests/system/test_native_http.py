@@ -173,6 +173,51 @@ def test_a_mount_that_does_not_answer(shared_fs: TestFs) -> None:
         assert fs.ask("POST", "/checkpoints", {"drain": drain}).status == 400
 
 
+def op(fs: TestFs, name: str, body: dict[str, Any]) -> Any:
+    reply = fs.server.ask("POST", f"/v1/checkpoints/{name}", body, token=fs.token)
+    assert reply.status == 200, reply.body
+    return reply.json["result"]
+
+
+def test_a_native_checkpoint_in_a_hosts_thread(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/d/a", b"one")
+    put(fs, "/large", PAYLOAD)
+    op(fs, "saveThread", {"threadId": "chat", "messages": [{"role": "user"}]})
+    writer = op(fs, "acquireWriter", {"threadId": "chat"})
+    source = make(fs)
+    put(fs, "/d/a", b"two")
+    body = {"thread": "chat", "writer": writer, "label": "x", "source": source["checkpoint_id"]}
+    key = {"Idempotency-Key": "k-thread"}
+    first = fs.ask("POST", "/checkpoints", body, headers=key)
+    assert first.status == 201, first.body
+    again = fs.ask("POST", "/checkpoints", body, headers=key)
+    assert again.json["checkpoint_id"] == first.json["checkpoint_id"]
+    name = first.json["checkpoint_id"]
+    record = op(fs, "get", {"id": name})
+    assert [(one["path"], one["size"]) for one in record["files"]] == [("d/a", 3), ("large", len(PAYLOAD))]
+    assert record["conversation"] == [{"role": "user"}]
+    assert (record["label"], record["parentCheckpointId"]) == ("x", None)
+    assert op(fs, "getHead", {"threadId": "chat"}) == name
+    assert len(op(fs, "listBlobReferences", {})) == 2
+    stale = fs.ask("POST", "/checkpoints", body)
+    assert (stale.status, stale.code) == (409, "SANDBOX_SNAPSHOT_STALE_HEAD")
+    second = make(fs, thread="chat", writer=writer, expected_head_id=name)
+    assert second["parent_id"] == name
+    assert get(fs, "/d/a", f"?checkpoint={name}") == b"one"
+    assert get(fs, "/d/a", f"?checkpoint={second['checkpoint_id']}") == b"two"
+    assert fs.ask("DELETE", f"/checkpoints/{name}").status == 409
+    assert fs.ask("DELETE", f"/checkpoints/{source['checkpoint_id']}").status == 200
+    removed = {"threadId": "chat", "checkpointId": second["checkpoint_id"], "writer": writer}
+    op(fs, "deleteHead", removed)
+    assert get(fs, "/d/a", f"?checkpoint={name}") == b"one"
+    op(fs, "deleteHead", {**removed, "checkpointId": name})
+    assert fs.ask("GET", f"/files/d/a?checkpoint={name}").status == 404
+    assert op(fs, "listBlobReferences", {}) == []
+    other = {"thread": f"fsd:{fs.id}", "writer": {**writer, "threadId": f"fsd:{fs.id}"}}
+    assert fs.ask("POST", "/checkpoints", other).status == 422
+
+
 def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
     fs = shared_fs
     assert fs.ask("POST", "/journals", {"journal_id": "j"}).status == 201
