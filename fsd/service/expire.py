@@ -22,7 +22,7 @@ PINS: Final = 32  # removed in one call: each may free as many rows as its state
 EXPIRED_SQL: Final = (
     "SELECT id FROM pin WHERE fs=? AND expires<? AND kind IN ('journal','mount') ORDER BY seq LIMIT ?"
 )
-CHANGES_SQL: Final = "SELECT seq, at FROM change WHERE fs=? ORDER BY seq LIMIT ?"
+CHANGES_SQL: Final = "SELECT seq, at FROM change WHERE fs=? AND seq>? ORDER BY seq LIMIT ?"
 OLD_SESSIONS_SQL: Final = (
     "SELECT s.id FROM session s WHERE s.fs=? AND s.last_seen<? AND ("
     "EXISTS (SELECT 1 FROM applied a WHERE a.session=s.id)"
@@ -72,7 +72,7 @@ def old_rows(db: Database, fs: FsRef, keep: Retention, now: int) -> int:
 
 def _changes(db: Database, fs: FsRef, before: int) -> int:
     """The newest row stays however old it is: the head of the feed is proved by it (`fsd.service.audit`)."""
-    rows = db.read(lambda tx: tx.all(CHANGES_SQL, (fs.id, SWEEP_ROWS)))
+    rows = db.read(lambda tx: tx.all(CHANGES_SQL, (fs.id, -1, SWEEP_ROWS)))
     old = []
     for seq, at in rows:
         if at >= before:

@@ -34,8 +34,8 @@ PACKS_SQL: Final = (
 )
 # Bytes that several filesystems share count once. Idle blobs are about to go.
 LIVE_SQL: Final = (
-    "SELECT one.pack, count(*), CAST(sum(one.n) AS BIGINT) FROM (SELECT DISTINCT pack, off, stored_len AS n"
-    " FROM blob WHERE pack IN {} AND NOT (refs=0 AND fresh<?)) AS one GROUP BY one.pack"
+    "SELECT k.pack, count(*), CAST(sum(k.n) AS BIGINT) FROM (SELECT DISTINCT pack, off, stored_len AS n"
+    " FROM blob WHERE pack IN {} AND NOT (refs=0 AND fresh<?)) AS k GROUP BY k.pack"
 )
 BLOBS_SQL: Final = (
     "SELECT b.fs, b.hash, b.pack, b.off, b.raw_len, b.stored_len, b.codec,"

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.meta.sql import chunks, in_list
+from fsd.meta.sql import MAX, chunks, in_list
 from fsd.model.errors import Busy, NotFound, UsageError
 from fsd.model.limits import (
     STRAY_LEAST,
@@ -52,6 +52,7 @@ _CURSOR: Final = re.compile(r"([0-9a-f]{16})/([0-9]{1,18})/([a-z]+)/([A-Za-z0-9_
 _AT: Final = {  # what stands for a place within a phase
     "blobs": re.compile(r"([0-9a-f]{64})?"),
     "packs": re.compile(r"([0-9]{1,18}-[0-9]{1,18})?"),
+    "objects": re.compile(r"([0-9]{1,18})?"),
     "strays": re.compile(r".*"),
 }
 _NO_AT: Final = re.compile(r"(more)?")
@@ -59,10 +60,10 @@ _SHARE: Final = 20  # a round that took long is followed by a pause this many ti
 BLOBS_SQL: Final = (
     "SELECT hash, pack, stored_len, refs, fresh FROM blob WHERE fs=? AND hash>? ORDER BY hash LIMIT ?"
 )
-DROPPED_SQL: Final = "SELECT pack, size FROM dropped WHERE fs=? AND since<=? LIMIT ?"
+DROPPED_SQL: Final = "SELECT pack, size FROM dropped WHERE fs=? AND pack>? AND since<=? ORDER BY pack LIMIT ?"
 DUE_SQL: Final = (
-    "SELECT f.id, f.name FROM fs f LEFT JOIN sweep s ON s.fs=f.id WHERE f.status IN ('active','kept')"
-    " AND (s.fs IS NULL OR (s.due<=? AND s.until<=?)) ORDER BY f.id LIMIT 1"
+    "SELECT fs.id, fs.name FROM fs LEFT JOIN sweep s ON s.fs=fs.id WHERE fs.status IN ('active','kept')"
+    " AND (s.fs IS NULL OR (s.due<=? AND s.until<=?)) ORDER BY fs.id LIMIT 1"
 )
 # What a round did, or with `dry` would do; the names of the answer and of the metrics.
 FIGURES: Final = (
@@ -327,8 +328,9 @@ class Sweep:
         if at:
             after, top = (int(number) for number in at.split("-"))
         else:
-            row = self._db.read(lambda tx: tx.one("SELECT max(id) FROM pack WHERE fs=?", (fs.id,)))
-            after, top = -1, int(row[0] or 0) if row else 0
+            newest = "SELECT id FROM pack WHERE fs=? AND id<? ORDER BY id DESC LIMIT 1"
+            row = self._db.read(lambda tx: tx.one(newest, (fs.id, MAX)))
+            after, top = -1, 0 if row is None else int(row[0])
         looks = self._db.read(lambda tx: repack.look(tx, fs.id, after, top, idle))
         if not looks:
             return None
@@ -356,12 +358,14 @@ class Sweep:
     def _objects(self, fs: FsRef, at: str, terms: Terms, did: Figures) -> str | None:
         """Objects that no row has needed for the grace. Looked up once more: a defect anywhere must not cost
         bytes that somebody needs."""
-        rows = self._db.read(lambda tx: tx.all(DROPPED_SQL, (fs.id, self._idle(terms), SWEEP_OBJECTS)))
+        bounds = (fs.id, int(at or -1), self._idle(terms), SWEEP_OBJECTS)
+        rows = self._db.read(lambda tx: tx.all(DROPPED_SQL, bounds))
+        numbers = [row[0] for row in rows]
+        following = str(numbers[-1]) if len(rows) == SWEEP_OBJECTS else None
         if terms.dry or not rows:
             did["objects"] += len(rows)
             did["object_bytes"] += sum(size for _, size in rows)
-            return None
-        numbers = [row[0] for row in rows]
+            return following
         needed = self._db.read(lambda tx: _needed(tx, numbers))
         if needed:
             log.error("sweep: packs %s of %s are dropped and used: run fsd audit", sorted(needed), fs.name)
@@ -375,7 +379,7 @@ class Sweep:
         )
         did["objects"] += len(gone)
         did["object_bytes"] += sum(size for _, size in gone)
-        return "more" if len(rows) == SWEEP_OBJECTS else None
+        return following
 
     def _strays(self, fs: FsRef, at: str, terms: Terms, did: Figures) -> str | None:
         """Objects of uploads that crashed before their rows were written. Old ones only: an upload under way

@@ -19,6 +19,7 @@ from fsd.service.open import Service
 from fsd.service.restore import Wish
 from fsd.service.retained import At
 from fsd.service.sessions import SessionInfo
+from fsd.service.sweep import Terms
 from fsd.wire.frame import Blob, make_blob
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE, make_commit
 
@@ -88,6 +89,7 @@ def work(service: Service) -> FsRef:
         service.sessions.report(fs, mount.start.session, (0, 0, 0))
         service.sessions.end(fs, mount.start.session, "clean", (0, 0, 0))
     service.sessions.list(fs, 10)
+    _sweep(service, fs)
     return fs
 
 
@@ -110,6 +112,28 @@ def checkpoints(service: Service, fs: FsRef, seq: int) -> None:
     service.barriers.answers(asked)
     service.barriers.done(asked)
     service.db.write(lambda tx: service.checkpoints.delete(tx, fs, None, made["checkpoint_id"]))
+
+
+def _sweep(service: Service, fs: FsRef) -> None:
+    """Rounds over a filesystem with idle blobs, a sparse pack, a soft pin and an object to delete."""
+    three = [make_blob(os.urandom(40_000)) for _ in range(3)]
+    service.packs.store(fs.id, fs.name, three)
+    last = Mount(service, fs, "c")
+    file = last.ino()
+    last.commit(
+        [
+            last.create(ROOT_INO, b"sparse", file, stat.S_IFREG | 0o644),
+            ops.Content(last.op(), ops.CONTENT, file, 0, 40_000, content_of(three[:1]), True, None, 9, 9),
+        ],
+        [],
+    )
+    service.db.write(lambda tx: pins.pin(tx, fs, "mount", "m", 1))
+    ahead = Terms(-1.0)  # the clock is coarse
+    done = [service.sweep.call(fs.name, ahead, "") for _ in range(2)]
+    for name in ("pins", "blobs", "packs_rewritten", "objects"):
+        assert done[0][name] + done[1][name], f"the sweep had no {name} to do"
+    while service.sweep.turn():
+        pass
 
 
 def content_of(blobs: Sequence[Blob]) -> tuple[tuple[int, bytes | None], ...]:
