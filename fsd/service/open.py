@@ -146,7 +146,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
 
 
 def store_of(options: ServiceOptions, host: Host) -> BlobStore:
-    """The object store alone, beside a service or for a database that is stopped. Raises as `open_service`."""
+    """The object store alone, beside a service or for a stopped database. Raises as `open_service`."""
     return open_store(_place(options), host)
 
 

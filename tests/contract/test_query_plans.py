@@ -168,7 +168,7 @@ def test_plan_of_a_central_query(db: Database, sql: str, expected: list[str]) ->
 # Tables that are small, or read whole on purpose.
 _MAY_SCAN = re.compile(r"^SCAN (k|fs|counter|format|c)$")
 _WHOLE_FILESYSTEM = re.compile(
-    r"^SEARCH (?!fs\b|f\b|token\b|session\b|s\b|pin\b|journal\b|barrier\b|lease\b|k\b|sweep\b)\w+ USING .*\(fs=\?\)$"
+    r"^SEARCH (?!(?:fs|f|token|session|s|pin|journal|barrier|lease|k|sweep)\b)\w+ USING .*\(fs=\?\)$"
 )
 # Reads the first row of a clustered range, or counts it, and says so.
 _KNOWN = ("SELECT min(seq) FROM change WHERE fs=?",)

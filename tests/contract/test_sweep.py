@@ -1,9 +1,8 @@
-"""Room comes back: what the sweep removes, what it leaves, and that nothing needed is lost, on both engines."""
+"""Room comes back: what the sweep removes, what it leaves, and that nothing needed is lost; both engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.postgres import PostgresServer
