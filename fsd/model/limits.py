@@ -128,6 +128,7 @@ COPY_PARALLEL: Final = 8
 STREAM_SPOOL: Final = 8 * MIB  # a stream this short is kept, so that a failed upload can be repeated
 RETRY_FOR: Final = 8.0
 CALL_TIMEOUT: Final = 60.0
+ASYNC_CALLS: Final = 16  # of one AsyncFileSystem at the same time; more wait
 CALL_PATIENCE: Final = 8.0
 
 # The client's log and buffer.
