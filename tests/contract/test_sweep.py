@@ -1,4 +1,4 @@
-"""Room comes back: what the sweep removes, what it leaves, and that nothing needed is lost; both engines."""
+"""Room comes back: what the sweep removes, what it leaves; nothing needed is lost. On both engines."""
 
 from __future__ import annotations
 
