@@ -14,6 +14,7 @@ from fsd.cli.output import Document
 from fsd.client.capture import Capture
 from fsd.client.contract import Contract, Writer
 from fsd.client.http import Http
+from fsd.client.native import Checkpoints
 from fsd.client.policy import DEFAULT_EXCLUDE, FIELD, Policy
 from fsd.client.redact import Secrets
 from fsd.model.errors import FsdError, NotDrained, NotFound, UsageError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from fsd.kernel.runtime import Record
 
 VERIFY_BODY: Final = 1000
+RENDER_WAIT: Final = 600.0  # seconds the files of a large tree may take to be named
+SOURCE_KEEP: Final = 3600.0  # a checkpoint that only the way into a thread needs
 
 
 def create(context: Context, args: SimpleNamespace) -> Document:
@@ -30,7 +33,9 @@ def create(context: Context, args: SimpleNamespace) -> Document:
     record = None if args.remote else _mount_of(context, args)
     ask = {"label": args.label, "expires_in_s": args.keep_for}
     ask = {name: value for name, value in ask.items() if value is not None}
-    if record is None:
+    if args.thread is not None:
+        made = _in_thread(context, args, record, ask)
+    elif record is None:
         made = _by_server(context, args, ask)
     else:
         made = _through(context, args, record, ask)
@@ -85,16 +90,45 @@ def _through(context: Context, args: SimpleNamespace, record: Record, ask: dict[
     )
 
 
+def _in_thread(
+    context: Context, args: SimpleNamespace, record: Record | None, ask: dict[str, Any]
+) -> dict[str, Any]:
+    """Into a host's thread, under its lease: of what a mount here shows (a checkpoint of its own first, which
+    goes when the thread has it), else of what the server has."""
+    if not args.thread:
+        raise UsageError("--thread is empty")
+    if args.keep_for is not None:
+        raise UsageError("--keep-for is not for a host's thread: its writer deletes checkpoints")
+    http = Http(context.data(), context.host)
+    source: dict[str, Any] | None = None
+    if record is not None:
+        source = _through(context, args, record, {"reason": "automatic", "expires_in_s": SOURCE_KEEP})
+    contract = Contract(http)
+    with Writer(contract, args.thread) as writer:
+        head = contract.call("getHead", {"threadId": args.thread})
+        body = {**ask, "thread": args.thread, "writer": writer.current(), "expected_head_id": head}
+        if source is not None:
+            body |= {"source": source["checkpoint_id"], "not_flushed": source["not_flushed"]}
+        made = _post(context, args, http, body, RENDER_WAIT)
+    if source is not None:
+        Checkpoints(http).delete(source["checkpoint_id"])
+    return made
+
+
 def _by_server(context: Context, args: SimpleNamespace, ask: dict[str, Any]) -> dict[str, Any]:
-    identity = context.data()
-    http = Http(identity, context.host)
-    body = dict(ask)
+    return _post(context, args, Http(context.data(), context.host), dict(ask), 0.0)
+
+
+def _post(
+    context: Context, args: SimpleNamespace, http: Http, body: dict[str, Any], wait: float
+) -> dict[str, Any]:
     if args.remote and args.drain:
         body["drain"] = {"timeout": args.drain}
+        wait += args.drain
     if args.require_all:
         body["require_all"] = True
-    route = f"/v1/file-systems/{identity.file_system_id}/checkpoints"
-    return http.json("POST", route, body=body, wait=args.drain if args.remote else 0.0)
+    route = f"/v1/file-systems/{context.data().file_system_id}/checkpoints"
+    return http.json("POST", route, body=body, wait=wait)
 
 
 # -- without a mount -----------------------------------------------------------------------------------

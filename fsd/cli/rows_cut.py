@@ -25,8 +25,7 @@ ROWS: Final = (
         flags=(
             flag("--label", "a name for people", metavar="TEXT"),
             flag("--mount", "through this mount (default: the one of the filesystem here)", metavar="DIR"),
-            flag("--thread", "", metavar="THREAD",
-                 refuse="`fsd checkpoint capture` puts files into a host's thread"),
+            flag("--thread", "put it into this thread of a host, under its writer's lease", metavar="THREAD"),
             flag("--keep-for", "it may be thinned away after this (default: it stays)",
                  values.positive_duration, metavar="DURATION"),
             flag("--timeout", "give up after this, 0: never (default 5m); then no checkpoint is made",

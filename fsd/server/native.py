@@ -110,6 +110,8 @@ def _place_of(body: dict[str, Any]) -> Place | None:
             if body.get(name) is not None:
                 raise UsageError(f"{name} goes with thread")
         return None
+    if body.get("expires_in_s") is not None:
+        raise UsageError("expires_in_s is not for a host's thread: its writer deletes checkpoints")
     thread = check_id(body["thread"], "thread")
     head = body.get("expected_head_id")
     source = string(body, "source")

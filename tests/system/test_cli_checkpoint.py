@@ -105,6 +105,21 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     run(fs, "checkpoint", "prune", "--keep", "sometimes", "--yes", code=2)
 
 
+def test_into_a_hosts_thread(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/a", b"one")
+    made = run(fs, "checkpoint", "create", "--thread", "chat/17", "--label", "draft").json
+    assert (made["thread_id"], made["parent_id"]) == ("chat/17", None)
+    put(fs, "/a", b"two")
+    second = run(fs, "checkpoint", "create", "--thread", "chat/17").json
+    assert second["parent_id"] == made["checkpoint_id"]
+    assert run(fs, "checkpoint", "cat", made["checkpoint_id"], "/a").out == b"one"
+    listed = run(fs, "checkpoint", "list", "--thread", "chat/17").json["checkpoints"]
+    assert [one["checkpoint_id"] for one in listed] == [second["checkpoint_id"], made["checkpoint_id"]]
+    run(fs, "checkpoint", "delete", made["checkpoint_id"], "--yes", code=1)
+    run(fs, "checkpoint", "create", "--thread", "t", "--keep-for", "1h", code=2)
+
+
 def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
     fs = shared_fs
     run(fs, "journal", "create", "j")
