@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.proxy import FaultProxy
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -94,8 +95,18 @@ def test_a_checkpoint_shows_its_moment(box: Sandbox, at: Any) -> None:
 
 
 def test_a_writer_is_cut_between_two_of_its_calls(box: Sandbox, at: Any) -> None:
-    """A program numbers its calls: each step n creates, appends, renames and writes n into two files. A
-    checkpoint shows a prefix of that."""
+    play_writer(box, at, 5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_writer_is_cut_between_two_of_its_calls_for_long(box: Sandbox, at: Any) -> None:
+    play_writer(box, at, 60)
+
+
+def play_writer(box: Sandbox, at: Any, rounds: int) -> None:
+    """A program numbers its calls: step n appends to a log, creates, writes, renames, removes. A checkpoint
+    shows what a prefix of these calls has made."""
     top = box.mountpoint
     stop = threading.Event()
     steps = [0]
@@ -119,7 +130,7 @@ def test_a_writer_is_cut_between_two_of_its_calls(box: Sandbox, at: Any) -> None
     writer.start()
     try:
         made = []
-        for _ in range(5):
+        for _ in range(rounds):
             before = steps[0]
             made.append((before, cut(box, "running"), steps[0]))
             while steps[0] < before + 10:
@@ -292,3 +303,26 @@ def test_a_mounted_state_outlives_its_checkpoint_and_its_daemon(box: Sandbox, tm
         assert again.returncode == 5, again.stderr
     finally:
         shown.close()
+
+
+def test_a_cold_state_is_listed_in_few_requests(box: Sandbox, trusted: Server, tmp_path: Path) -> None:
+    for number in range(400):
+        directory = box.mountpoint / f"d{number % 20}"
+        directory.mkdir(exist_ok=True)
+        (directory / f"f{number}").write_bytes(b"%d" % number)
+    made = cut(box, "many")
+    with FaultProxy(trusted.url) as proxy:
+        shown = Sandbox(tmp_path / "shown", box.fs, "--checkpoint", made["checkpoint_id"], endpoint=proxy.url)
+        try:
+            shown.mount()
+            proxy.reset_counts()
+            assert (shown.mountpoint / "d7" / "f7").read_bytes() == b"7"
+            assert sum(len(files) for _, _, files in os.walk(shown.mountpoint)) == 400
+            assert 0 < proxy.count("ns") <= 6
+            before = proxy.count("ns")
+            # What never changes is asked for once, whatever the time: neither the feed nor age expires it.
+            assert sum(len(files) for _, _, files in os.walk(shown.mountpoint)) == 400
+            assert proxy.count("ns") == before
+            assert proxy.count("changes") == 0
+        finally:
+            shown.close()
