@@ -1,8 +1,8 @@
 """Worker threads that run the volume's jobs, by lane.
 
 One thread, and with it one connection, is kept for the fast lane (commits, fsync), so that bulk bodies never
-stand in its way; three serve loads, hashing and uploads. Results go back through `deliver`, which is called
-on the worker's thread and must hand them to the volume's.
+stand in its way; three serve loads, hashing and uploads; one what needs no server. Results go back through
+`deliver`, which is called on the worker's thread and must hand them to the volume's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from queue import SimpleQueue
 from typing import Final
 
 from fsd.remote.api import Remote
-from fsd.vfs.types import FAST, Cache, Job
+from fsd.vfs.types import BULK, FAST, LOCAL, Cache, Job
 
 log = logging.getLogger(__name__)
 
-FAST_WORKERS: Final = 1
-BULK_WORKERS: Final = 3
+WORKERS: Final = {FAST: 1, BULK: 3, LOCAL: 1}
 
 
 class Runner:
@@ -30,26 +29,21 @@ class Runner:
         self._remote = remote
         self._cache = cache
         self._deliver = deliver
-        self._fast: SimpleQueue[Job | None] = SimpleQueue()
-        self._bulk: SimpleQueue[Job | None] = SimpleQueue()
+        self._queues: dict[str, SimpleQueue[Job | None]] = {lane: SimpleQueue() for lane in WORKERS}
 
     def start(self) -> None:
-        for count, queue, name in (
-            (FAST_WORKERS, self._fast, "fsd-fast"),
-            (BULK_WORKERS, self._bulk, "fsd-bulk"),
-        ):
-            for number in range(count):
-                threading.Thread(
-                    target=self._work, args=(queue,), name=f"{name}-{number}", daemon=True
-                ).start()
+        for lane, queue in self._queues.items():
+            for number in range(WORKERS[lane]):
+                name = f"fsd-{lane}-{number}"
+                threading.Thread(target=self._work, args=(queue,), name=name, daemon=True).start()
 
     def submit(self, job: Job) -> None:
-        (self._fast if job.lane == FAST else self._bulk).put(job)
+        self._queues[job.lane].put(job)
 
     def stop(self) -> None:
         """Let every worker end after the job it is at."""
-        for count, queue in ((FAST_WORKERS, self._fast), (BULK_WORKERS, self._bulk)):
-            for _ in range(count):
+        for lane, queue in self._queues.items():
+            for _ in range(WORKERS[lane]):
                 queue.put(None)
 
     def _work(self, queue: SimpleQueue[Job | None]) -> None:

@@ -255,7 +255,10 @@ class Calls:
         """Have the block list in memory, or park. ESTALE when the file was removed elsewhere before."""
         if node.file().void and not node.gone:
             raise Park(self.loader.attrs([node]))
-        if node.file().base is None:
+        content = node.file()
+        if content.base is None:
+            content.base = self.core.lists.get(node.ino, content.cseq)
+        if content.base is None:
             if node.gone:
                 raise PosixError(errno.ESTALE, "the file was removed by another mount")
             raise Park(self.loader.block_list(node))

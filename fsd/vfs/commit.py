@@ -525,7 +525,7 @@ class Committer:
                 core.dirty.pop(node.ino, None)
         elif not content.unclean:
             core.dirty.pop(node.ino, None)
-        node.settle()
+        core.settle(node)
         core.forget_if_unused(node)
 
     def say_base(self, ino: int) -> None:
@@ -559,7 +559,7 @@ class Committer:
             self.core.record_if_room(kind, ino, pieces)
         if not content.unclean:
             self.core.dirty.pop(node.ino, None)
-            node.settle()
+            self.core.settle(node)
             self.core.forget_if_unused(node)
 
     def differs(self, op: Op, outcome: Outcome) -> bool:

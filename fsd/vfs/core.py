@@ -14,7 +14,8 @@ from typing import Final
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import FsdError, LeaseLost, NoSpace
-from fsd.model.limits import MIB
+from fsd.model.limits import BLOCK, MIB
+from fsd.vfs.blocklists import BlockLists
 from fsd.vfs.content import Flight
 from fsd.vfs.log import DROP, STATE, Log, SyncJob, segment_of
 from fsd.vfs.node import Inode, Nodes
@@ -47,6 +48,7 @@ class Core:
         self.host = host
         self.log = log
         self.nodes = Nodes()
+        self.lists = BlockLists()
         self.queue = CommitQueue()
         self.wire = WireMap()
         self.session = 0
@@ -356,6 +358,13 @@ class Core:
             node = self.nodes.by_ino.get(self.unused.popitem()[0])
             if node is not None:
                 self.forget_if_unused(node)
+
+    def settle(self, node: Inode) -> None:
+        """Of a file that may be closed and clean now only what is needed stays in memory."""
+        content = node.content
+        if content is not None and content.base is not None and node.size > BLOCK and not content.void:
+            self.lists.keep(node.ino, content.cseq, content.base)
+        node.settle()
 
     def forget_if_unused(self, node: Inode) -> None:
         if self.nodes.droppable(node):

@@ -107,7 +107,7 @@ class FileCalls(NameCalls):
                     self.core.undropped[node.ino] = content.first
                     self.core.say_dropped()
             self.core.trim()
-        node.settle()
+        self.core.settle(node)
         self.core.forget_if_unused(node)
 
     # reading -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fsd.remote.api import Remote
 from fsd.vfs.build import fetcher
 from fsd.vfs.core import Core
 from fsd.vfs.node import Inode
-from fsd.vfs.types import BULK, Cache, Want
+from fsd.vfs.types import BULK, LOCAL, Cache, Want
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, TREE
 
 ASK_TIMEOUT: Final = 30.0
@@ -28,6 +28,7 @@ BLOCKS_PAGE: Final = 4096
 LIST_PAGE: Final = 4096
 TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
 READ_AHEAD: Final = 4  # blocks
+SOFT_WAIT: Final = 1.0  # seconds an answer is waited for where what is known would do without
 
 Key = tuple[Any, ...]
 
@@ -41,6 +42,7 @@ class Asked:
     want: Want
     answered: Callable[[Any, int], bool]  # (answer, seq) -> finished (False: asked on, under the same want)
     soft: bool = False  # something is known already: without an answer that will do
+    at: float = 0.0  # when it was asked first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +65,20 @@ class BlobJob:
 
     def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes]:
         return fetcher(remote, cache)(self.hashes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheJob:
+    """Look for blobs in the cache alone, while the server does not answer: requests that hang may keep every
+    other worker. `then`: what is not there is to be fetched; else somebody is at it already."""
+
+    hashes: tuple[bytes, ...]
+    then: bool
+    lane: str = LOCAL
+
+    def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes]:
+        found = {digest: cache.get(digest) for digest in self.hashes}
+        return {digest: data for digest, data in found.items() if data is not None}
 
 
 class Loader:
@@ -96,7 +112,7 @@ class Loader:
         if already is not None and not already.want.finished:
             already.soft = already.soft and soft
             return already.want
-        asked = Asked(key, question, self.core.want(what), answered, soft)
+        asked = Asked(key, question, self.core.want(what), answered, soft, self.core.now())
         self.open[key] = asked
         self.core.asking = len(self.open)
         self.waiting.append(asked)
@@ -230,7 +246,17 @@ class Loader:
                 self.blob_queue[: BLOBS_GET_MAX // 16],
                 self.blob_queue[BLOBS_GET_MAX // 16 :],
             )
-            self.core.jobs.append(BlobJob(tuple(hashes)))
+            away = self.watch or self.core.down
+            self.core.jobs.append(CacheJob(tuple(hashes), True) if away else BlobJob(tuple(hashes)))
+
+    def watching(self, watch: bool) -> None:
+        """The change feed is silent, or no longer. What is on its way may hang with it: the cache may have
+        it."""
+        self.watch = watch
+        self.fresh.clear()
+        coming = tuple(digest for digest in self.blob_wants if digest not in self.blob_queue)
+        if watch and coming:
+            self.core.jobs.append(CacheJob(coming, False))
 
     def finish_ask(self, job: AskJob, result: tuple[int, list[Any]] | FsdError) -> None:
         core = self.core
@@ -270,6 +296,11 @@ class Loader:
             self.delay = min(RETRY_MAX, self.delay * 2)
 
     def wake(self, now: float) -> None:
+        for asked in list(self.open.values()):
+            if asked.soft and not asked.want.finished and now - asked.at >= SOFT_WAIT:
+                # What is known has to do; the answer is taken when it comes.
+                self.core.down = True
+                asked.want.end()
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at = None
         self.pump()
@@ -418,6 +449,17 @@ class Loader:
                     want.end(result)
             return
         self.delay = RETRY_FIRST
+        self._have(result)
+
+    def finish_cached(self, job: CacheJob, result: dict[bytes, bytes] | FsdError) -> None:
+        """What the cache has; the rest is fetched."""
+        found = {} if isinstance(result, FsdError) else result
+        self._have(found)
+        rest = tuple(digest for digest in job.hashes if digest not in found and digest in self.blob_wants)
+        if job.then and rest:
+            self.core.jobs.append(BlobJob(rest))
+
+    def _have(self, result: dict[bytes, bytes]) -> None:
         for digest, data in result.items():
             self.core.recent.keep(digest, data)
             for want in self.blob_wants.pop(digest, []):

@@ -16,6 +16,7 @@ from fsd.remote.api import Remote
 
 FAST: Final = "fast"  # commits and what an fsync waits for: keep a worker and a connection free for it
 BULK: Final = "bulk"  # loads, hashing, uploads
+LOCAL: Final = "local"  # what needs no server: never behind a request that hangs
 
 
 class Cache(Protocol):
@@ -93,7 +94,7 @@ class Park(Exception):
 
 class Job(Protocol):
     """Work for another thread. `run` touches no volume state; its result, or the exception it raised, goes
-    to `Volume.finish(job, …)` on the volume's thread. `lane` is FAST or BULK."""
+    to `Volume.finish(job, …)` on the volume's thread. `lane` is FAST, BULK or LOCAL."""
 
     @property
     def lane(self) -> str: ...

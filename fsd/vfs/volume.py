@@ -18,7 +18,7 @@ from fsd.vfs.core import RENEW, Core
 from fsd.vfs.cut import CheckpointJob
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
-from fsd.vfs.loads import AskJob, BlobJob, Loader
+from fsd.vfs.loads import AskJob, BlobJob, CacheJob, Loader
 from fsd.vfs.log import STATE, SyncJob
 from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob
@@ -78,6 +78,8 @@ class Volume(FileCalls):
             self.loader.finish_ask(job, answer)
         elif isinstance(job, BlobJob):
             self.loader.finish_blobs(job, answer)
+        elif isinstance(job, CacheJob):
+            self.loader.finish_cached(job, answer)
         elif isinstance(job, SyncJob):
             self.core.synced(job, answer if isinstance(answer, FsdError) else None)
         elif isinstance(job, CheckpointJob):
@@ -149,9 +151,9 @@ class Volume(FileCalls):
 
     def feed_silent(self, silent: bool) -> None:
         """While silent, cached state is asked for again before use, if the server answers at all."""
-        self.silent = self.loader.watch = silent
+        self.silent = silent
         self.core.down = False
-        self.loader.fresh.clear()
+        self.loader.watching(silent)
 
     def leases_moved(self, page: FeedPage) -> bool:
         """Whether `page` tells other writer leases than the last one applied. Any thread."""

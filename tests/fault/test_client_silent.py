@@ -5,18 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from support.bench import Bench
 from support.client import Client, Clock, assert_same, server_tree
+from support.inproc import NoCache
 
 from fsd.model.errors import PosixError, Unavailable
-from fsd.vfs.types import Park
+from fsd.model.limits import BLOCK, BLOCK_LISTS_MAX
+from fsd.vfs.blocklists import BlockLists
+from fsd.vfs.types import LOCAL, Park
+from fsd.vfs.volume import Volume
 
 Pair = tuple[Client, Client]
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -96,6 +102,93 @@ def test_without_a_server_what_is_known_has_to_do(pair: Pair) -> None:
     deaf.until(deaf.volume.barrier())
     assert server_tree(deaf.bench)["/renamed"][1] == b"written while cut"
     assert_same(server_tree(deaf.bench), deaf.view())
+
+
+def hung(client: Client) -> None:
+    """What is asked from now on is on its way for good; what needs no server is done."""
+    for job in client.volume.jobs():
+        if job.lane == LOCAL:
+            client.volume.finish(job, client.run(job))
+        else:
+            client.waiting.append(job)
+
+
+def call_hung(client: Client, fn: Callable[[Volume], T], seconds: float) -> T:
+    """Make a call while everything that was sent hangs, within `seconds`."""
+    until = client.clock.seconds + seconds
+    while True:
+        try:
+            return fn(client.volume)
+        except Park as park:
+            want = park.want
+        while not client.volume.done(want):
+            hung(client)
+            later(client, 0.1)
+            assert client.clock.seconds < until, f"still waits for {want.what}"
+
+
+def read_hung(client: Client, ino: int, seconds: float) -> bytes:
+    fh = call_hung(client, lambda v: v.open(ino, os.O_RDONLY), seconds)
+    data = call_hung(client, lambda v: v.read(fh, 0, 1 << 30), seconds)
+    client.volume.release(fh)
+    return data
+
+
+@pytest.mark.parametrize("size", [5000, 3 * BLOCK + 5])
+def test_while_requests_hang_what_is_in_the_cache_is_read(pair: Pair, size: int) -> None:
+    """No answer and no error: the network takes everything and says nothing, and uploads hang as well."""
+    deaf, _ = pair
+    deaf.volume.core.options = replace(deaf.options, io_timeout=60.0)
+    deaf.cache = NoCache(keep=True)
+    root = deaf.volume.root_ino
+    names = [b"f%d" % number for number in range(4)]
+    data = {name: deaf.rng.randbytes(size) for name in names}
+    for name in names:
+        deaf.put(root, name, data[name], sync=True)
+    inos = {name: ino for name, ino in deaf.listing(root)}
+    for name in names:
+        assert deaf.read_all(inos[name]) == data[name]
+    deaf.volume.loader.blobs.clear()
+    deaf.volume.loader.blob_bytes = 0
+    deaf.put(root, b"dirty", deaf.rng.randbytes(20_000))
+    # The first asks before anybody knows that the network is gone.
+    fh = deaf.call(lambda v: v.open(inos[names[0]], os.O_RDONLY))
+    with pytest.raises(Park) as parked:
+        deaf.volume.read(fh, 0, size)
+    hung(deaf)
+    deaf.volume.feed_silent(True)
+    hung(deaf)
+    assert deaf.volume.done(parked.value.want), "the cache was not looked at again"
+    assert call_hung(deaf, lambda v: v.read(fh, 0, size), 3.0) == data[names[0]]
+    deaf.volume.release(fh)
+    later(deaf)
+    assert read_hung(deaf, inos[names[1]], 3.0) == data[names[1]]
+    # Nothing is asked any more, and nothing waits.
+    assert read_hung(deaf, inos[names[2]], 0.5) == data[names[2]]
+    deaf.volume.feed_silent(False)
+    assert deaf.read_all(inos[names[3]]) == data[names[3]]
+
+
+def test_what_the_cache_lacks_is_fetched_all_the_same(pair: Pair) -> None:
+    deaf, _ = pair
+    root = deaf.volume.root_ino
+    ino = deaf.put(root, b"f", b"x" * 5000, sync=True)
+    deaf.volume.feed_silent(True)
+    deaf.volume.loader.blobs.clear()
+    assert deaf.read_all(ino) == b"x" * 5000
+
+
+def test_block_lists_of_closed_files_are_bounded() -> None:
+    lists = BlockLists()
+    for ino in range(100):
+        lists.keep(ino, 7, {index: () for index in range(BLOCK_LISTS_MAX // 10)})
+    assert lists.get(99, 7) is not None
+    assert lists.get(99, 8) is None
+    assert lists.get(80, 7) is None
+    assert lists._blocks <= BLOCK_LISTS_MAX
+    lists.keep(1, 1, {index: () for index in range(BLOCK_LISTS_MAX + 1)})
+    assert lists.get(1, 1) is None
+    assert lists._blocks == 0
 
 
 def test_what_is_not_known_waits_and_is_told(pair: Pair) -> None:

@@ -81,6 +81,32 @@ def test_readers_go_on_when_the_server_is_back(box: Sandbox, server: Server) -> 
     assert got == {number: b"%d" % number for number in range(16)}
 
 
+def test_what_is_in_the_cache_is_read_while_every_request_hangs(server: Server, tmp_path: Path) -> None:
+    """Reads, not only of what is in memory; the uploads of a big flush hang in every worker."""
+    box = Sandbox(tmp_path / "box", server.create(), "--io-timeout", "40s", "--stop-timeout", "2s")
+    try:
+        box.mount()
+        data = {f"f{number}": os.urandom(100_000) for number in range(6)} | {"big": os.urandom(3 << 20)}
+        for name, content in data.items():
+            (box.mountpoint / name).write_bytes(content)
+        for _ in range(2):  # the second mount has it all in the cache, and only names and sizes in memory
+            box.unmount()
+            box.mount()
+            assert {n: (box.mountpoint / n).read_bytes() for n in os.listdir(box.mountpoint)} == data
+        os.kill(server.pid, signal.SIGSTOP)
+        for number in range(4):
+            (box.mountpoint / f"new{number}").write_bytes(os.urandom(9 << 20))
+        for name, content in data.items():
+            begun = time.monotonic()
+            assert (box.mountpoint / name).read_bytes() == content
+            assert time.monotonic() - begun < 20, name
+        os.kill(server.pid, signal.SIGCONT)
+        box.unmount()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        box.close()
+
+
 def test_fsync_of_a_cut_server_is_eio_and_the_next_one_covers_it(box: Sandbox, server: Server) -> None:
     box.mount()
     fd = os.open(box.mountpoint / "f", os.O_CREAT | os.O_WRONLY)
