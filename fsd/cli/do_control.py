@@ -58,13 +58,13 @@ def list_all(context: Context, args: SimpleNamespace) -> Document:
     if context.long:
         for row in found["file_systems"]:
             row["has_local_token"] = False
-    shown = ("file_system_id", "display_name", "status", "created_at", "labels")
+    shown = ("file_system_id", "display_name", "status", "created_at", "labels", "origin_id")
     return Document(found, text=columns(shown, "file_systems"))
 
 
 def describe(context: Context, args: SimpleNamespace) -> Document:
     identity, wanted = context.admin_or_owner(args.file_system_id)
-    return Document(control(context, identity).describe(wanted))
+    return Document(control(context, identity).describe(wanted, chain=args.chain))
 
 
 def check(context: Context, args: SimpleNamespace) -> Document:
@@ -110,7 +110,9 @@ def delete(context: Context, args: SimpleNamespace) -> Document:
     api = control(context, context.admin())
     wanted = args.file_system_id
     context.confirm(f"Delete {wanted} with all its files and journals?", needs_yes=True)
-    answer = api.delete(wanted)
+    if args.cascade and args.detach:
+        raise UsageError("--cascade and --detach exclude each other")
+    answer = api.delete(wanted, cascade=args.cascade, detach=args.detach)
     if context.long:
         answer = {**answer, "credentials_removed": False, "remote_deletion_state": "accepted"}
     return Document(answer)

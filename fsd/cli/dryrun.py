@@ -22,7 +22,7 @@ HIDDEN = {
 # Handlers that know of a dry run: the server says what it would do.
 _COUNTED = {
     "do_sweep:sweep", "do_checkpoint:restore", "do_checkpoint:undelete", "do_checkpoint:delete",
-    "do_checkpoint:prune",
+    "do_checkpoint:prune", "do_fork:merge",
 }  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def _ask(context: Context, checks: list[dict[str, str]], would: dict[str, Any]) 
             assert isinstance(counted, Document)
             would["would"] = counted.value
             checks.append({"name": "server", "status": "ok", "message": "the server has counted"})
+            return counted.error
         elif row.name == "mount":
             from fsd.kernel.mountpoint import check_place, require_fuse, resolve
 

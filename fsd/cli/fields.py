@@ -25,17 +25,26 @@ _SWEEP = (
 _NEW_TOKEN: Final = (
     "file_system_id token_id token_name scope_kind status issued_at expires_at expired fs_token"
 )
+_MERGE: Final = (
+    "status file_system_id fork_id base_seq fork_seq fs_seq applied conflicts[] conflicts_total"
+    " undo_checkpoint_id?"
+)
+_LAYER: Final = (
+    "layer_id file_system_id base_root_path name tags[] state durability_mode actor_id durable_seq created_at"
+    " updated_at sealed_at parent_layer_id origin_seq origin_checkpoint_id depth root_layer_id"
+)
 _LEFT: Final = "pending{} first_failed_path reason mount_path"
 
 FIELDS: Final = {
     "create": "file_system_id fs_token token_id region_code status display_name labels{} created_at"
     " long: credentials_stored",
     "list": "region_code file_systems[]",
-    "describe": "file_system_id display_name labels{} region_code status kind created_at seq usage{}",
+    "describe": "file_system_id display_name labels{} region_code status kind created_at seq usage{}"
+    " origin_id? origin_seq? origin_checkpoint? base_seq? copied? rows_copied? chain[]?",
     "recover": "status mount_path state_dir sent{} conflicts superseded damaged[] damaged_logs[] refused[]"
     " reason? not_files? exported[]? discarded? retried? failed[]?",
     "check": "status profile resource endpoint remote checks[]",
-    "delete": "file_system_id status long: credentials_removed remote_deletion_state",
+    "delete": "file_system_id status forks_deleted[] long: credentials_removed remote_deletion_state",
     "token create": _NEW_TOKEN + " long: credentials_stored previous_token_note",
     "token list": "tokens[] next_offset",
     "token disable": _TOKEN,
@@ -79,6 +88,19 @@ FIELDS: Final = {
     " skipped[] duration_ms",
     "checkpoint mount": "status file_system_id mount_path remote_path driver endpoint pid supervisor_pid"
     " state_dir log_file control_socket",
+    "fork": "file_system_id fs_token token_id region_code status display_name labels{} created_at origin_id"
+    " origin_seq origin_checkpoint fs_seq copied layer server_ms",
+    "merge": _MERGE + " changes[]? changes_total?",
+    "fs create-layer": _LAYER + " fs_token",
+    "fs list-layers": "layers[]",
+    "fs describe-layer": _LAYER,
+    "fs diff-layer": "layer_id entries[] entries_total durable_seq",
+    "fs create-layer-checkpoint": "checkpoint_id layer_id durable_seq label created_at",
+    "fs fork-layer": _LAYER + " fs_token",
+    "fs list-layer-chain": "chain[]",
+    "fs rollback-layer": "operation layer_id status fork_id base_seq fs_seq undo_checkpoint_id",
+    "fs commit-layer": _MERGE + " layer_id",
+    "fs delete-layer": "layer_id status layers_deleted[]",
     "drain": "status flushed{} duration_ms " + _LEFT,
     "unmount": "status flushed{}? duration_ms? pending{}? first_failed_path? reason? mount_path",
     "wait": "status seq mount_path",

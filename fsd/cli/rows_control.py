@@ -75,7 +75,7 @@ ROWS: Final = (
     Command(
         ("describe",), ("fs", "describe-file-system"), GROUP, "show one filesystem",
         "fsd describe fs_aaaaaaaaaaaaaaaaaaaa", "do_control:describe", identity="either",
-        flags=(FS_OPERAND,),
+        flags=(FS_OPERAND, switch("--chain", "of a fork: also what it was made from, all the way up")),
     ),
     Command(
         ("check",), ("fs", "check-file-system"), GROUP,
@@ -89,6 +89,8 @@ ROWS: Final = (
         plan=("DELETE", "/v1/file-systems/{file_system_id}", "delete the filesystem"),
         flags=(
             flag("--file-system-id", "id of the filesystem", metavar="FS", position=0, required=True),
+            switch("--detach", "first copy forks of it that still read its files"),
+            switch("--cascade", "delete forks of it that still read its files too"),
             YES,
         ),
     ),

@@ -8,7 +8,7 @@ from fsd.cli import values
 from fsd.cli.table import YES, Command, Flag, flag, operand, switch
 
 GROUP: Final = "Files"
-LAYERS: Final = "layers come with forks and merges in a later release"
+LAYERS: Final = "a layer is a fork with a token of its own, which create-layer and fork-layer print: use that"
 LAYER: Final = flag("--layer-id", "", metavar="ID", refuse=LAYERS, only="long")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from fsd.cli.rows_control import STORED
-from fsd.cli.rows_files import LAYERS
 from fsd.cli.table import Command, Words, flag
 
 GROUP: Final = "Later"
@@ -36,8 +35,6 @@ def _nothing(long: str, word: str) -> Command:
 ROWS: Final = (
     _nothing("pack-file-system", "pack"),
     _nothing("unpack-file-system", "unpack"),
-    _row("forks come with a later release", "fork"),
-    _row("merges come with a later release", "merge"),
     _row("searching in content comes with a later release; mount it and use grep", "grep",
          "fs search-file-content", "fs grep"),
     _row("statistics come with a later release; the server has /metrics", "stats"),
@@ -46,11 +43,4 @@ ROWS: Final = (
     _row("refreshing belongs to scoped tokens, a later release; `fsd token rotate` replaces an owner token",
          "", "fs refresh-file-system-token"),
     _row(STORED, "", "fs import-file-system-token"),
-    *(
-        _row(LAYERS, "", f"fs {verb}")
-        for verb in (
-            "create-layer", "list-layers", "describe-layer", "diff-layer", "create-layer-checkpoint",
-            "fork-layer", "list-layer-chain", "rollback-layer", "commit-layer", "delete-layer",
-        )
-    ),
 )  # fmt: skip

@@ -189,6 +189,7 @@ def load() -> Table:
         rows_control,
         rows_cut,
         rows_files,
+        rows_fork,
         rows_journal,
         rows_later,
         rows_mount,
@@ -201,6 +202,7 @@ def load() -> Table:
             *rows_mount.ROWS,
             *rows_cut.ROWS,
             *rows_checkpoint.ROWS,
+            *rows_fork.ROWS,
             *rows_journal.ROWS,
             *rows_later.ROWS,
         )

@@ -49,14 +49,19 @@ class Control:
             if cursor is None:
                 return {"region_code": page.get("region_code"), "file_systems": found}
 
-    def describe(self, file_system_id: str) -> JsonObject:
-        return self.http.json("GET", f"{BASE}/{_id(file_system_id)}")
+    def describe(self, file_system_id: str, *, chain: bool = False) -> JsonObject:
+        """With `chain` a fork's origins too, all the way up."""
+        return self.http.json(
+            "GET", f"{BASE}/{_id(file_system_id)}", query={"chain": 1 if chain else None}
+        )
 
     def check(self, file_system_id: str) -> JsonObject:
         return self.http.json("GET", f"{BASE}/{_id(file_system_id)}/check")
 
-    def delete(self, file_system_id: str) -> JsonObject:
-        return self.http.json("DELETE", f"{BASE}/{_id(file_system_id)}")
+    def delete(self, file_system_id: str, *, cascade: bool = False, detach: bool = False) -> JsonObject:
+        """Refused while forks read its files: `detach` copies them first, `cascade` deletes them too."""
+        query = {"cascade": 1 if cascade else None, "detach": 1 if detach else None}
+        return self.http.json("DELETE", f"{BASE}/{_id(file_system_id)}", query=query)
 
     def sweep(
         self, only: str | None, older_than: float | None, *, dry_run: bool, vacuum: bool

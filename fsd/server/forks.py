@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from fsd.meta.database import Tx
 from fsd.model.errors import UsageError
+from fsd.model.limits import KIB
 from fsd.server.context import (
     Context,
     check_fs_name,
@@ -34,8 +35,10 @@ from fsd.server.route import RouteDef, route
 from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 from fsd.service.idempotency import Answer
 from fsd.service.merge import Wish, patterns
+from fsd.service.native import FIELDS, read_ask
 
 FORKS: Final = ONE + "/forks"
+LAYER_MAX: Final = 8 * KIB
 
 
 async def who(ctx: Context, request: Request) -> tuple[FsRef, Grant]:
@@ -52,24 +55,40 @@ async def create(request: Request) -> Response:
     ctx = context(request)
     origin, grant = await who(ctx, request)
     body, raw = await read_json(request)
-    only(body, "display_name", "labels", "checkpoint")
+    only(body, "display_name", "labels", "checkpoint", "of", "layer")
     labels = body.get("labels") or {}
     if not isinstance(labels, dict):
         raise UsageError("labels is an object of strings")
-    name, checkpoint = string(body, "display_name") or "", string(body, "checkpoint")
+    name, checkpoint, of = string(body, "display_name") or "", string(body, "checkpoint"), string(body, "of")
+    layer = _layer(body.get("layer"))
+    forks = ctx.service.forks
 
     def effect(tx: Tx) -> Answer:
         began = ctx.host.monotonic()
-        made = ctx.service.forks.create(tx, origin, name, list(labels.items()), checkpoint)
+        at = origin if of is None else forks.need_descendant(tx, origin, of)
+        made = forks.create(tx, at, name, list(labels.items()), checkpoint, layer)
         return to_answer({**made, "server_ms": (ctx.host.monotonic() - began) * 1000}, 201)
 
     return await _write(ctx, request, grant, raw, effect)
 
 
+def _layer(given: object) -> str:
+    """What a layer says of itself, to be given back: a small object."""
+    if given is None:
+        return ""
+    text = json.dumps(given)
+    if not isinstance(given, dict) or len(text) > LAYER_MAX:
+        raise UsageError(f"layer is an object of at most {LAYER_MAX} bytes")
+    return text
+
+
 async def list_all(request: Request) -> Response:
-    """The forks of a filesystem in order of id; not those of its forks."""
+    """The forks of a filesystem in order of id; with `all` those of its forks too, and on one page."""
     ctx = context(request)
     origin, _ = await who(ctx, request)
+    if query_flag(request, "all"):
+        found = await ctx.run(lambda: ctx.service.forks.below(origin))
+        return json_response({"forks": found, "next_cursor": None})
     after, limit = request.query_params.get("cursor", ""), query_limit(request)
     return json_response(await ctx.run(lambda: ctx.service.forks.page(origin, after, limit)))
 
@@ -111,8 +130,8 @@ async def changes(request: Request) -> Response:
 
 
 async def merge(request: Request) -> Response:
-    """Bring a fork's changes into the filesystem it was made from: all of them in one commit, or, with
-    conflicts, none. With `dry_run` it is only tried."""
+    """Bring a fork's changes into what it was made from, this filesystem or a fork of it: all of them in one
+    commit, or, with conflicts, none. With `dry_run` it is only tried."""
     ctx = context(request)
     parent, grant = await who(ctx, request)
     body, raw = await read_json(request)
@@ -121,18 +140,36 @@ async def merge(request: Request) -> Response:
     dry_run = flag(body, "dry_run") or False
     wish = Wish(patterns(body.get("ours") or [], "ours"), patterns(body.get("theirs") or [], "theirs"))
     service = ctx.service
+
+    def pair(tx: Tx) -> tuple[FsRef, FsRef]:
+        fork = service.forks.need_descendant(tx, parent, name)
+        return service.forks.origin_of(tx, fork), fork
+
+    into, fork = await ctx.run(lambda: service.db.read(pair))
     if dry_run:
-        fork = await ctx.run(
-            lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, parent, name))
-        )
-        return json_response(await ctx.run(lambda: service.merges.rehearse(parent, fork, wish)))
+        return json_response(await ctx.run(lambda: service.merges.rehearse(into, fork, wish)))
 
     def effect(tx: Tx) -> Answer:
         hold(tx, parent, grant)
-        fork = service.forks.need_descendant(tx, parent, name)
-        return to_answer(service.merges.merge(tx, parent, fork, grant, wish))
+        return to_answer(service.merges.merge(tx, into, fork, None, wish))
 
-    return await _change(ctx, request, parent, grant, raw, effect)
+    return await _change(ctx, request, into, grant, raw, effect)
+
+
+async def checkpoint(request: Request) -> Response:
+    """Make a checkpoint of a fork."""
+    ctx = context(request)
+    origin, grant = await who(ctx, request)
+    body, raw = await read_json(request)
+    only(body, *FIELDS)
+    ask, name = read_ask(body), check_fs_name(request.path_params["fork"])
+
+    def effect(tx: Tx) -> Answer:
+        hold(tx, origin, grant)
+        fork = ctx.service.forks.need_descendant(tx, origin, name)
+        return to_answer(ctx.service.checkpoints.make(tx, fork, None, ask), 201)
+
+    return await _write(ctx, request, grant, raw, effect)
 
 
 async def rollback(request: Request) -> Response:
@@ -188,5 +225,6 @@ def routes() -> list[RouteDef]:
         route("DELETE", FORKS + "/{fork}", delete),
         route("GET", FORKS + "/{fork}/changes", changes),
         route("POST", FORKS + "/{fork}/rollback", rollback),
+        route("POST", FORKS + "/{fork}/checkpoints", checkpoint),
         route("POST", ONE + "/merges", merge),
     ]

@@ -146,12 +146,23 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("POST", _ID + "/forks"): Says(
         "either",
         {201: "Fork"},
-        body={"display_name": "string", "labels": "object", "checkpoint": "string"},
+        body={
+            "display_name": "string",
+            "labels": "object",
+            "checkpoint": "string",
+            "of": "string",
+            "layer": "object",
+        },
     ),
-    ("GET", _ID + "/forks"): Says("either", {200: "Forks"}, _LIMITED),
+    ("GET", _ID + "/forks"): Says("either", {200: "Forks"}, {"all": "integer", **_LIMITED}),
     ("DELETE", _ID + "/forks/{fork}"): Says("either", {200: "Deleting"}, _WITH_FORKS),
     ("GET", _ID + "/forks/{fork}/changes"): Says("either", {200: "ForkChanges"}, {"limit": "integer"}),
     ("POST", _ID + "/forks/{fork}/rollback"): Says("either", {200: "RolledBack"}, body={"force": "boolean"}),
+    ("POST", _ID + "/forks/{fork}/checkpoints"): Says(
+        "either",
+        {201: "Object"},
+        body={"label": "string", "reason": "string", "expires_in_s": "number", "not_flushed": "array"},
+    ),
     ("POST", _ID + "/merges"): Says(
         "either",
         {200: "Merge"},

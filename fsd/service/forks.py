@@ -34,7 +34,7 @@ _PAUSE: Final = 0.02  # between two looks at a copy somebody else makes
 _ROUND: Final = 8  # copies one round of the background looks at
 _SHOWN: Final = (
     "f.name, f.display_name, f.labels, f.created, f.seq, f.storage_bytes, f.file_count, f.copied, "
-    "f.origin_seq, k.origin_name, k.origin_checkpoint, k.base, k.rows_copied"
+    "f.origin_seq, k.origin_name, k.origin_checkpoint, k.base, k.rows_copied, k.layer, f.id"
 )
 _FORK: Final = f"SELECT {_SHOWN} FROM fork k CROSS JOIN fs f WHERE f.id=k.fs AND f.status='active' AND "
 
@@ -118,6 +118,7 @@ class Forks:
             "origin_checkpoint": checkpoint,
             "fs_seq": seq,
             "copied": False,
+            "layer": json.loads(layer) if layer else None,
         }
 
     def _check_depth(self, tx: Tx, origin: FsRef) -> None:
@@ -132,6 +133,20 @@ class Forks:
             f"{origin.name} is the last of {FORK_ALIASES_MAX} forks of forks that are still being copied",
             hint="wait until `fsd describe` says that it is copied",
         )
+
+    def below(self, origin: FsRef) -> list[dict[str, Any]]:
+        """All forks of a filesystem, their forks and so on, origins before forks; at most FORK_CHAIN_MAX."""
+
+        def read(tx: Tx) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = []
+            waiting = [origin.id]
+            while waiting and len(found) < FORK_CHAIN_MAX:
+                rows = tx.all(f"{_FORK}k.origin=? ORDER BY f.id LIMIT ?", (waiting.pop(0), FORK_CHAIN_MAX))
+                found += [self._shown(row) for row in rows]
+                waiting += [int(row[-1]) for row in rows]
+            return found[:FORK_CHAIN_MAX]
+
+        return self._db.read(read)
 
     def page(self, origin: FsRef, after: str, limit: int) -> dict[str, Any]:
         """A page of a filesystem's direct forks in order of id."""
@@ -187,6 +202,16 @@ class Forks:
 
         return self._db.read(read)
 
+    def origin_of(self, tx: Tx, fork: FsRef) -> FsRef:
+        """What a fork was made from. Raises `NotFound` when that was deleted."""
+        row = tx.one("SELECT origin, origin_name FROM fork WHERE fs=?", (fork.id,))
+        if row is None:
+            raise Conflict(f"{fork.name} is no fork")
+        origin = FsRef(int(row[0]), row[1])
+        if tx.one("SELECT 1 FROM fs WHERE id=? AND status='active'", (origin.id,)) is None:
+            raise NotFound(f"{origin.name}, of which {fork.name} is a fork, was deleted")
+        return origin
+
     def need_descendant(self, tx: Tx, ancestor: FsRef, name: str) -> FsRef:
         """The active filesystem called `name`, if it is a fork of `ancestor` or of one of its forks; raises
         `NotFound` otherwise, in the same words whether it exists or not."""
@@ -200,7 +225,7 @@ class Forks:
             if at == ancestor.id:
                 assert row is not None, "it has an origin"
                 return FsRef(int(row[0]), name)
-        raise NotFound(f"{ancestor.name} has no fork {name[:64]}", hint="see `fsd list --forks-of`")
+        raise NotFound(f"{ancestor.name} has no fork {name[:64]}", hint="see `fsd list`")
 
     def _shown(self, row: tuple[Any, ...]) -> dict[str, Any]:
         return {
@@ -218,6 +243,7 @@ class Forks:
             "origin_checkpoint": row[10],
             "base_seq": row[11],
             "rows_copied": row[12],
+            "layer": json.loads(row[13]) if row[13] else None,
         }
 
     # -- copying -------------------------------------------------------------------------------------

@@ -24,10 +24,18 @@ ROOT = Path(__file__).parents[2]
 ENV = {"FSD_TOKEN": TOKEN, "FSD_ADMIN_KEY": "an-admin-key-for-tests"}
 
 DATA = "--file-system-id --fs-token"
-LAYERS = (
-    "create-layer list-layers describe-layer diff-layer create-layer-checkpoint fork-layer list-layer-chain "
-    "rollback-layer commit-layer delete-layer"
-)
+LAYERS = {
+    "create-layer": "--base-root-path --layer-id --layer-name --tag --durability-mode --actor-id",
+    "list-layers": "",
+    "describe-layer": "--layer-id",
+    "diff-layer": "--layer-id --max-seq",
+    "create-layer-checkpoint": "--layer-id --checkpoint-id --label",
+    "fork-layer": "--parent-layer-ref --checkpoint-id --layer-id --layer-name --actor-id",
+    "list-layer-chain": "--layer-ref",
+    "rollback-layer": "--layer-id",
+    "commit-layer": "--layer-id",
+    "delete-layer": "--layer-ref --cascade",
+}
 TI = {
     "fs create-file-system": "--display-name --label --wait",
     "fs list-file-systems": "--display-name --label",
@@ -76,7 +84,7 @@ TI = {
     + " --entry-type --status --journal-kind --actor --subject --label --since --until --limit --cursor"
     + " --include-entries",
     "fs-journal verify-journal": DATA + " --journal-id",
-    **{f"fs {name}": None for name in LAYERS.split()},
+    **{f"fs {name}": flags for name, flags in LAYERS.items()},
 }
 TI_ALIASES = "cp cat ls stat mv rm mkdir chmod symlink hardlink grep find mount drain umount"
 GLOBALS = "--output --query --profile --region --debug --help --version"
