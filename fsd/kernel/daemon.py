@@ -31,6 +31,7 @@ from fsd.kernel.heads import restore_head
 from fsd.kernel.interrupts import look_for_killed
 from fsd.kernel.logfile import LogFile, start_log
 from fsd.kernel.machine import Machine
+from fsd.kernel.memory import tune
 from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
 from fsd.kernel.notify import Notifier
 from fsd.kernel.operations import FsdOperations
@@ -74,6 +75,7 @@ def run(options: MountOptions, start: Start) -> NoReturn:
             Path(record.log), options.host, verbose=options.verbose, foreground=options.foreground
         )
         sys.setswitchinterval(SWITCH_INTERVAL)
+        tune()
         code = Daemon(options, start, handler).run()
     except FsdError as exc:
         start.channel.failed(exc)

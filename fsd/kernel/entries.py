@@ -41,6 +41,7 @@ class Entries:
         self._normal = timeout
         self._epoch = 0
         self.timeout = timeout
+        self._passing = EntryAttributes()
         self.negative = EntryAttributes()
         self.negative.st_ino = 0
         self.negative.entry_timeout = timeout
@@ -60,6 +61,19 @@ class Entries:
             entry: EntryAttributes = cached[2]  # type: ignore[index]
             return entry
         entry = EntryAttributes() if cached is None else cached[2]  # type: ignore[index]
+        self._fill(entry, inode)
+        inode.kernel = (inode.stamp, self._epoch, entry)
+        return entry
+
+    def passing(self, inode: Inode) -> EntryAttributes:
+        """The same for a listing, good until the next call: an entry kept for each listed file would be a
+        quarter of its memory."""
+        if inode.kernel is not None:
+            return self.of(inode)
+        self._fill(self._passing, inode)
+        return self._passing
+
+    def _fill(self, entry: EntryAttributes, inode: Inode) -> None:
         entry.st_ino = 1 if inode.ino == self._root else inode.ino
         entry.st_mode = inode.mode
         entry.st_nlink = inode.nlink
@@ -74,5 +88,3 @@ class Entries:
         entry.st_ctime_ns = inode.ctime
         entry.entry_timeout = self.timeout
         entry.attr_timeout = self.timeout
-        inode.kernel = (inode.stamp, self._epoch, entry)
-        return entry

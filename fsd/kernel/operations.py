@@ -57,7 +57,8 @@ def handler(body: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
         try:
             return body(self, *args)
         except Park as exc:
-            park = exc
+            # Its frames hold what the call had made so far, a megabyte for a read, and this one holds them.
+            park = exc.with_traceback(None)
         except Exception as exc:  # noqa: BLE001 - translated, never swallowed
             raise translated(exc, what) from None
         return await self.parked(body, args, park)
@@ -121,7 +122,7 @@ class FsdOperations(pyfuse3.Operations):
                 if machine.is_over(since):
                     late = exc.want.late or Unavailable(f"no answer in time: {exc.want.what}")
                     raise translated(late, body.__name__) from None
-                park = exc
+                park = exc.with_traceback(None)
             except Exception as exc:  # noqa: BLE001 - translated, never swallowed
                 raise translated(exc, body.__name__) from None
 
@@ -271,7 +272,7 @@ class FsdOperations(pyfuse3.Operations):
                 return
         else:
             page = self._volume.readdir(fh, start - 2, READDIR_PAGE)
-        entry_of, ref = self.entries.of, self._volume.ref
+        entry_of, ref = self.entries.passing, self._volume.ref
         self.answered = self._now()
         for name, inode, cookie in page:
             if not pyfuse3.readdir_reply(token, name, entry_of(inode), cookie + 2):

@@ -93,6 +93,7 @@ class Calls:
 
     def child(self, parent: Inode, name: bytes) -> Inode | None:
         """What `name` means in a directory, None for nothing; parks when that is not known."""
+        parent.used = self.core.ticks
         if name in parent.names_stale and name not in parent.names_pending:
             raise Park(self.loader.name(parent, name))
         if name not in parent.names_pending and self.doubtful_name(parent, name):

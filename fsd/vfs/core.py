@@ -95,6 +95,7 @@ class Core:
         self.conflicts = 0
         self.refused = 0
         self.recent = Recent(log)
+        self.ticks = 0
         self.asking = 0  # namespace questions on their way
         # While questions are on their way: (seq, names, inodes, own) committed meanwhile, so that an older
         # answer does not undo them.

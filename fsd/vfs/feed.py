@@ -44,8 +44,10 @@ class Feed:
                 found.extend(Invalidation(number, None) for number in core.nodes.numbers(node))
         for parent, name in names:
             node = core.nodes.by_ino.get(parent)
-            if node is not None and (node.complete or name in node.entries):
-                node.names_stale.add(name)
+            if node is not None:
+                if node.complete or name in node.entries:
+                    node.names_stale.add(name)
+                # Of a directory that was evicted the kernel may still know that there is no such name.
                 found.append(Invalidation(parent, name))
 
     def forget_everything(self, head: int) -> list[Invalidation]:

@@ -78,6 +78,8 @@ class NameCalls(Calls):
         node = self.core.nodes.by_ino.get(ino)
         if node is not None:
             node.lookups = max(0, node.lookups - nlookup)
+            if not node.lookups:
+                node.kernel = None
             self.core.forget_if_unused(node)
 
     # making ------------------------------------------------------------------------------------------
@@ -453,6 +455,7 @@ class NameCalls(Calls):
         """
         handle = self.handle(fh)
         directory = handle.node
+        directory.used = self.core.ticks
         if cookie == 0:
             if not directory.gone:
                 self.all_names(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final, cast
 
 from fsd.model.attrs import Attr
 from fsd.model.blocks import decode as decode_parts
@@ -13,6 +13,22 @@ from fsd.model.blocks import encode as encode_parts
 from fsd.model.errors import PosixError
 from fsd.model.limits import BLOCK
 from fsd.vfs.content import Content
+
+
+class _Empty(dict[bytes, Any]):
+    """An empty dict that stays so, and the same in every copy of a volume."""
+
+    def __setitem__(self, key: bytes, value: object) -> None:
+        raise TypeError("only a directory has names")
+
+    def __deepcopy__(self, memo: object) -> _Empty:
+        return self
+
+
+# What everything but a directory has of names.
+NO_ENTRIES: Final[dict[bytes, int | None]] = _Empty()
+NO_NAMES: Final[dict[bytes, int]] = _Empty()
+NO_STALE: Final = cast("set[bytes]", frozenset())
 
 
 class Inode:
@@ -57,6 +73,7 @@ class Inode:
         "stamp",
         "target",
         "uid",
+        "used",
         "where",
         "xattrs",
     )
@@ -71,10 +88,13 @@ class Inode:
         self.gone = False
         self.checked = 0.0  # monotonic time of the last answer about it
         # Directories: name -> ino, None for a name known to be absent. `complete`: every name is in it.
-        self.entries: dict[bytes, int | None] = {}
+        # `used`: the tick its names were last asked for in. Others share empty ones: a third of an inode.
+        is_dir = stat.S_ISDIR(attr.mode)
+        self.entries: dict[bytes, int | None] = {} if is_dir else NO_ENTRIES
         self.complete = False
-        self.names_pending: dict[bytes, int] = {}
-        self.names_stale: set[bytes] = set()
+        self.names_pending: dict[bytes, int] = {} if is_dir else NO_NAMES
+        self.names_stale: set[bytes] = set() if is_dir else NO_STALE
+        self.used = 0
         # Regular files: what reads and flushes need; made when first opened.
         self.content: Content | None = None
         # One (parent, name) it was last seen under: for messages and for what is refused.
@@ -88,9 +108,10 @@ class Inode:
         self.uid = attr.uid
         self.gid = attr.gid
         self.size = attr.size
-        self.atime = attr.atime
         self.mtime = attr.mtime
-        self.ctime = attr.ctime
+        # Equal times are one object: memory for 100,000 of them.
+        self.atime = attr.mtime if attr.atime == attr.mtime else attr.atime
+        self.ctime = attr.mtime if attr.ctime == attr.mtime else attr.ctime
         self.rdev = attr.rdev
         self.target = attr.target
         self.parent = attr.parent
@@ -104,7 +125,8 @@ class Inode:
         if self.gone:
             # Its removal was not done (another mount had put something into it): it is there again.
             self.gone = self.complete = False
-            self.entries.clear()
+            if self.is_dir:
+                self.entries.clear()
         if self.content is not None and (self.content.void or self.content.cseq != attr.cseq):
             writers = self.content.writers
             self.content = self._fresh_content()
@@ -213,6 +235,8 @@ class Nodes:
 
     def enter(self, parent: Inode, name: bytes, ino: int) -> None:
         """`name` means `ino` from now on."""
+        if parent.entries is NO_ENTRIES:
+            parent.entries = {}
         parent.entries[name] = ino
         child = self.by_ino.get(ino)
         if child is not None:
@@ -223,6 +247,8 @@ class Nodes:
         node = self.by_ino.get(parent)
         if node is None:
             return
+        if node.names_pending is NO_NAMES:
+            node.names_pending = {}
         count = node.names_pending.get(name, 0) + by
         if count > 0:
             node.names_pending[name] = count

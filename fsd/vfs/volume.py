@@ -16,6 +16,7 @@ from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
 from fsd.vfs.cut import CheckpointJob
+from fsd.vfs.evict import Evictor
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
 from fsd.vfs.loads import AskJob, BlobJob, CacheJob, Loader
@@ -38,6 +39,7 @@ class Volume(FileCalls):
         committer.tell = self.tell
         committer.joined = self.move_handles
         self.feed = Feed(core)
+        self.evictor = Evictor(core)
         self.lock = lock
         self.limit_at = 0.0
         self.previous: dict[str, object] | None = None
@@ -111,6 +113,7 @@ class Volume(FileCalls):
     def tick(self, now: float) -> None:
         """Flush by age, retry, end what waited too long. `now` is `host.monotonic()`."""
         core = self.core
+        core.ticks += 1
         core.drop_unused()
         core.expire(now)
         core.say_dropped()
@@ -127,6 +130,7 @@ class Volume(FileCalls):
         self.loader.wake(now)
         self.committer.wake(now)
         self._advance(now)
+        self.evictor.tick(now)
 
     def next_deadline(self) -> float | None:
         """When to call `tick` next at the latest (monotonic); None: only after something happens."""

@@ -443,7 +443,11 @@ def test_close_durability_covers_a_new_empty_file(client: Client) -> None:
     client.call(lambda v: v.release(fh))
 
 
-def test_what_was_written_is_read_again_without_the_server(client: Client) -> None:
+def test_what_was_written_is_read_again_without_the_server(tmp_path: Path) -> None:
+    client = Client(tmp_path / "mount", Bench(tmp_path / "server"), Clock(), random.Random(1))
+    client.net.faulty = False
+    client.options = replace(client.options, segment_size=64 * MIB)
+    client.open()
     volume = client.volume
     client.call(lambda v: v.lookup(v.root_ino, b"absent"))
     contents = {b"small": b"s" * 5000, b"blocks": random.Random(2).randbytes(2 * BLOCK + 77)}
@@ -464,6 +468,8 @@ def test_what_was_written_is_read_again_without_the_server(client: Client) -> No
         assert b"".join(volume.read(fh, at, BLOCK) for at in range(0, len(content), BLOCK)) == content
         volume.release(fh)
     client.net.cut = 0
+    volume.close()
+    client.bench.close()
 
 
 def test_a_small_change_of_a_small_file_is_made_at_once(client: Client) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import FsdError
+from fsd.model.limits import INODES_MAX
 from fsd.vfs.open import open_volume
 from fsd.vfs.types import Job, Park, VolumeOptions, Want
 from fsd.vfs.volume import Volume
@@ -115,6 +116,7 @@ class Client:
             buffer_size=1 << 34,
             segment_size=rng.choice((16 << 10, 256 << 10, 64 << 20)),
         )
+        self.inodes_max = rng.choice((5, INODES_MAX))  # few: what is cold is forgotten all the time
         self.volume: Volume
 
     def open(self) -> None:
@@ -123,6 +125,7 @@ class Client:
         cut, self.net.cut = self.net.cut, 0
         try:
             self.volume = open_volume(self.options, self.host, self.remote, self.cache)
+            self.volume.evictor.limit = self.inodes_max
         finally:
             self.net.faulty, self.net.cut = faulty, cut
         if self.volume.recovered is not None:
@@ -237,7 +240,9 @@ class Client:
             page = self.call(lambda v, c=cookie: v.readdir(fh, c, 3))  # type: ignore[misc]
             if not page:
                 break
-            rows.extend((name, node.ino) for name, node, _ in page)
+            for name, node, _ in page:
+                self.volume.ref(node.ino)
+                rows.append((name, node.ino))
             cookie = page[-1][2]
         self.call(lambda v: v.releasedir(fh))
         return rows
