@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import io
 import random
+import re
+import textwrap
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -494,3 +496,21 @@ def test_threads_share_one_filesystem(fs: FileSystem) -> None:
         one.join(60)
     assert not failed
     assert sum(1 for _ in fs.list("/", recursive=True)) == 36
+
+
+def test_the_examples_of_the_page_run(token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FSD_TOKEN", token)
+    exec(blocks[0], {})
+    scene = "async def scene():\n" + textwrap.indent(blocks[1], "    ")
+    for library in ("asyncio", "trio"):
+        names: dict[str, Any] = {"fsd": fsd, "token": token}
+        exec(scene, names)
+        run_on(library, names["scene"])
+    with connect(token) as made:
+        exec(blocks[2], {"fs": made})
+        assert made.checkpoints.get_head("thread-1") == "checkpoint-7"
