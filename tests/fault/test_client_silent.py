@@ -18,6 +18,7 @@ from support.inproc import NoCache
 from fsd.model.errors import PosixError, Unavailable
 from fsd.model.limits import BLOCK, BLOCK_LISTS_MAX
 from fsd.vfs.blocklists import BlockLists
+from fsd.vfs.recent import Recent
 from fsd.vfs.types import LOCAL, Park
 from fsd.vfs.volume import Volume
 
@@ -104,6 +105,11 @@ def test_without_a_server_what_is_known_has_to_do(pair: Pair) -> None:
     assert_same(server_tree(deaf.bench), deaf.view())
 
 
+def out_of_memory(client: Client) -> None:
+    """No bytes of blobs are at hand any more."""
+    client.volume.core.recent = Recent(client.volume.core.log)
+
+
 def hung(client: Client) -> None:
     """What is asked from now on is on its way for good; what needs no server is done."""
     for job in client.volume.jobs():
@@ -146,10 +152,10 @@ def test_while_requests_hang_what_is_in_the_cache_is_read(pair: Pair, size: int)
     for name in names:
         deaf.put(root, name, data[name], sync=True)
     inos = {name: ino for name, ino in deaf.listing(root)}
+    out_of_memory(deaf)
     for name in names:
         assert deaf.read_all(inos[name]) == data[name]
-    deaf.volume.loader.blobs.clear()
-    deaf.volume.loader.blob_bytes = 0
+    out_of_memory(deaf)
     deaf.put(root, b"dirty", deaf.rng.randbytes(20_000))
     # The first asks before anybody knows that the network is gone.
     fh = deaf.call(lambda v: v.open(inos[names[0]], os.O_RDONLY))
@@ -174,7 +180,7 @@ def test_what_the_cache_lacks_is_fetched_all_the_same(pair: Pair) -> None:
     root = deaf.volume.root_ino
     ino = deaf.put(root, b"f", b"x" * 5000, sync=True)
     deaf.volume.feed_silent(True)
-    deaf.volume.loader.blobs.clear()
+    out_of_memory(deaf)
     assert deaf.read_all(ino) == b"x" * 5000
 
 
