@@ -34,6 +34,7 @@ class PathRestore:
         self._tx, self._fs, self._at, self._head = tx, fs, at, head
         self._build = build
         self._links: dict[int, int] = {}  # inode of then → inode that is it now
+        self._taken: dict[int, int] = {}  # the reverse, of what had several names already
         self._todo: list[Callable[[], None]] = []
         self._touched: set[int] = set()
         self._live = Side(tx, fs, head)
@@ -101,10 +102,8 @@ class PathRestore:
             return False
         if then.is_dir:
             return True
-        if self._links.get(then.ino, now.ino) != now.ino:
-            return False  # it was a link to something that is restored already
-        if then.ino != now.ino and (then.nlink > 1 or now.nlink > 1):
-            return False  # what others are links to is not made something else
+        if self._links.get(then.ino, now.ino) != now.ino or self._taken.get(now.ino, then.ino) != then.ino:
+            return False  # it was a link to something else that is restored already, or is one now
         if now.nlink > 1 and self._named_outside(now) and self._differs(then, now):
             return False
         return then.is_file or (then.target, then.rdev) == (now.target, now.rdev)
@@ -127,8 +126,7 @@ class PathRestore:
             return
         if then.ino in self._links:
             return
-        if then.nlink > 1:
-            self._links[then.ino] = now.ino
+        self._link(then, now.ino, now.nlink)
         if then.is_file and self._content_differs(then, now):
             self._content(now, then)
             now = now._replace(mtime=then.mtime)
@@ -172,8 +170,7 @@ class PathRestore:
             for below, attr in sorted(self._list(then.ino, self._at).items(), reverse=True):
                 self._later_one(ino, below, attr, None)
             return
-        if then.nlink > 1:
-            self._links[then.ino] = ino
+        self._link(then, ino, 1)
         if then.size and then.is_file:
             self._content(then._replace(ino=ino, cseq=0), then)
         self._attributes(ino, then, None)
@@ -207,6 +204,13 @@ class PathRestore:
             self._later_drop(now.ino, below, attr)
 
     # -- content and attributes ------------------------------------------------------------------------
+
+    def _link(self, then: Attr, ino: int, nlink: int) -> None:
+        """`ino` is from now on what `then` was."""
+        if then.nlink > 1:
+            self._links[then.ino] = ino
+        if nlink > 1:
+            self._taken[ino] = then.ino
 
     def _content_differs(self, then: Attr, now: Attr) -> bool:
         if (then.size, then.parts) != (now.size, now.parts):

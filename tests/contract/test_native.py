@@ -17,8 +17,9 @@ from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import InvalidPath, NotFound, UnsupportedEntry, UsageError
 from fsd.model.limits import BLOCK
-from fsd.service import names, records
+from fsd.service import feed, names, records
 from fsd.service.native import Ask, read_ask
+from fsd.service.restore import Restored, Wish
 from fsd.service.retained import At
 from fsd.wire.messages import LIST, PATH
 
@@ -204,3 +205,92 @@ def test_making_one_does_not_depend_on_the_size_of_the_tree(tmp_path: Path) -> N
                 taken.append(time.perf_counter() - began)
             times[count] = sorted(taken)[4]
         assert times[2000] < 4 * times[100] + 0.01, times
+
+
+def restore(bench: Bench, name: str, *path: bytes, own: int = 0) -> Restored:
+    wish = Wish(At(checkpoint=name), path, own=frozenset([own]))
+    return bench.service.db.write(lambda tx: bench.service.restores.restore(tx, bench.fs, None, wish))
+
+
+@pytest.mark.parametrize("path", [(), (b"f",)])
+def test_a_write_on_what_a_restore_replaced_becomes_a_copy(bench: Bench, path: tuple[bytes, ...]) -> None:
+    """A mount that has not heard of the restore sends a patch of the content it knew."""
+    mount = bench.mount()
+    ino = mount.file(ROOT_INO, b"f", b"one")
+    mount.commit()
+    made = make(bench)
+    mount.write(ino, b"two" * 100, mount.seq)
+    mount.commit()
+    restore(bench, made["checkpoint_id"], *path, own=mount.session)
+    mount.write(ino, b"two" * 100 + b"!", mount.seq, full=False, appended_from=300)
+    (told,) = mount.commit()
+    assert (told.status, told.name[:11]) == ("conflict", b"f.conflict-")
+    tree = bench.tree()
+    assert tree.pop("f") == b"one"
+    assert list(tree.values()) == [b"two" * 100 + b"!"]
+
+
+def test_content_of_a_file_that_a_restore_removed_comes_back_in_its_place(bench: Bench) -> None:
+    mount = bench.mount()
+    d = mount.mkdir(ROOT_INO, b"d")
+    mount.commit()
+    made = make(bench)
+    ino = mount.file(d, b"late", b"x")
+    mount.commit()
+    seq = mount.seq
+    restore(bench, made["checkpoint_id"], own=mount.session)
+    assert bench.tree() == {"d": None}
+    mount.write(ino, b"still written", seq)
+    assert [one.status for one in mount.commit()] == ["conflict"]
+    assert bench.tree() == {"d": None, "d/late": b"still written"}
+
+
+def test_the_feed_tells_a_restore_and_of_a_large_one_to_start_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bench(tmp_path) as bench:
+        mount = bench.mount()
+        inos = [mount.file(ROOT_INO, b"f%d" % number, b"one") for number in range(20)]
+        mount.commit()
+        made = make(bench)
+        mount.write(inos[0], b"two", mount.seq)
+        mount.commit()
+        done = restore(bench, made["checkpoint_id"], own=mount.session)
+        page = bench.service.feed.read(bench.fs, done.seq - 1)
+        assert [change.inodes for change in page.changes] == [(inos[0],)]
+        for ino in inos:
+            mount.write(ino, b"three", done.seq)
+        mount.commit()
+        monkeypatch.setattr(feed, "FEED_TOLD_MAX", 10)
+        large = restore(bench, made["checkpoint_id"], own=mount.session)
+        assert bench.service.feed.read(bench.fs, large.seq - 1).reset
+        assert bench.service.feed.read(bench.fs, large.seq).changes == ()
+        assert not bench.service.feed.read(bench.fs, large.seq).reset
+        assert bench.read(bench.find("f7")) == b"one"
+
+
+def test_a_path_restore_leaves_what_is_outside_alone(bench: Bench) -> None:
+    mount = bench.mount()
+    d = mount.mkdir(ROOT_INO, b"d")
+    ino = mount.file(d, b"in", b"one")
+    mount.link(ino, ROOT_INO, b"out")
+    mount.link(ino, d, b"in2")
+    mount.setxattr(ino, b"user.k", b"v1")
+    mount.mkdir(d, b"sub")
+    mount.commit()
+    made = make(bench)
+    mount.write(ino, b"two", mount.seq)
+    mount.setxattr(ino, b"user.k", b"v2")
+    mount.setattr(d, mode=0o700)
+    mount.rmdir(d, b"sub", bench.find("d/sub").ino)
+    mount.file(d, b"new", b"n")
+    mount.commit()
+    done = restore(bench, made["checkpoint_id"], b"d", own=mount.session)
+    assert done.undo is not None
+    assert bench.tree() == {"d": None, "d/in": b"one", "d/in2": b"one", "d/sub": None, "out": b"two"}
+    inside, outside = bench.find("d/in"), bench.find("out")
+    assert inside.ino == bench.find("d/in2").ino != outside.ino == ino
+    assert (inside.xattrs, outside.xattrs) == ({b"user.k": b"v1"}, {b"user.k": b"v2"})
+    assert bench.find("d").mode & 0o777 == 0o755
+    again = restore(bench, made["checkpoint_id"], b"d", own=mount.session)
+    assert (again.moved, again.undo) == (False, None), "nothing is left to do"
