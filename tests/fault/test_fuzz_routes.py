@@ -125,7 +125,7 @@ class Attack:
             accepted = sum(
                 n for (t, s), n in self.statuses.items() if t.endswith(template) and 200 <= s < 300
             )
-            assert accepted > 3, f"{template}: next to nothing got through, so its depths were not tried"
+            assert accepted > 1, f"{template}: next to nothing got through, so its depths were not tried"
         self.audit()
 
     def audit(self) -> None:
