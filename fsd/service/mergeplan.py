@@ -119,6 +119,7 @@ class Plan:
         self._drop_cancelled()
         self._removed_files()
         self._removed_directories()
+        self._replaced()
         for ino in sorted(self._inos):
             self._inode(ino)
         self._loops()
@@ -319,7 +320,7 @@ class Plan:
         decided = self._clash(self.path(key), kind, was, number, was if still else 0)
         if decided == THEIRS:
             for slot in moved:
-                self.slots[slot.parent, slot.name] = Slot(number, 0, key, was)
+                self.slots.setdefault((slot.parent, slot.name), Slot(number, 0, key, was))
         elif still:
             self._unplaced.add(number)
             self._stays.add(number)
@@ -341,7 +342,11 @@ class Plan:
                 continue
             self._going.add(slot.old)
             if self._is_wanted(slot, node, theirs.get(slot.old, slot.old)):
-                self._undecidable(slot.key, REMOVED_CHANGED, slot.base, slot.old, slot.base)
+                if self._decide(self.path(slot.key)) == OURS:
+                    self._going.discard(slot.old)
+                    self._keep(at, slot)
+                else:
+                    self._undecidable(slot.key, REMOVED_CHANGED, slot.base, slot.old, slot.base)
                 continue
             was = self.base.attr(slot.base) if slot.base else None
             if was is None or self._same_content(was, self.base, node):
@@ -398,6 +403,35 @@ class Plan:
             kept.add(at[0])
             counts[at[0]] = counts.get(at[0], 0) + (slot.new == 0)
         self._drop_cancelled()
+
+    def _replaced(self) -> None:
+        """What the fork replaced by something new of the same type keeps what the parent changed of its
+        attributes: many programs replace a file to change it."""
+        placed = {slot.new for slot in self.slots.values()}
+        for slot in self.slots.values():
+            was, node = self.base.attr(slot.base) if slot.base else None, self.view.node(slot.old)
+            now = self.theirs.attr(self.made[slot.new]) if slot.new in self.made else None
+            if was is None or node is None or now is None or slot.old in placed:
+                continue
+            if len({stat.S_IFMT(one) for one in (was.mode, node.mode, now.mode)}) == 1 and was.ino != now.ino:
+                self._keep_attributes(slot, was, now, node)
+
+    def _keep_attributes(self, slot: Slot, was: Attr, now: Attr, node: Node) -> None:
+        edit, clash = Edit(now), False
+        for name in ("mode", "uid", "gid"):
+            before, after, ours = getattr(was, name), getattr(now, name), getattr(node, name)
+            if ours not in (before, after):
+                clash |= after != before
+                edit.fields[name] = ours
+        mine, old, new = decode_xattrs(node.xattrs), was.xattrs or {}, now.xattrs or {}
+        for key in sorted(old.keys() | mine.keys()):
+            if mine.get(key) not in (old.get(key), new.get(key)):
+                clash |= new.get(key) != old.get(key)
+                edit.xattrs[key] = mine.get(key)
+        if clash and self._clash(self.path(slot.key), ATTRIBUTES, slot.base, slot.old, now.ino) == THEIRS:
+            return
+        if edit.fields or edit.xattrs:
+            self.edits[slot.new] = edit
 
     def _loops(self) -> None:
         """No directory may come to lie below itself."""

@@ -158,9 +158,13 @@ def wild_run(bench: Bench, seed: int) -> list[str]:
         assert pair.on(pair.fork) == theirs
         if done["status"] == CONFLICTS:
             assert after == ours, "with conflicts nothing is applied"
-            done = pair.merge(Wish(ours=("*",)) if pair.rng.random() < 0.5 else Wish(theirs=("*",)))
+            keep = pair.rng.random() < 0.5
+            done = pair.merge(Wish(ours=("*",)) if keep else Wish(theirs=("*",)))
             pair.audit()
             told.append(f"decided: {done['status']}")
+            if keep:
+                assert done["status"] != CONFLICTS or {"loop"} == {one["kind"] for one in done["conflicts"]}
+                assert contents(ours) - contents(base) <= contents(pair.on(pair.parent))
             break
         written = (contents(ours) | contents(theirs)) - contents(base)
         assert written & contents(ours) & contents(theirs) <= contents(after)
