@@ -227,3 +227,4 @@ SECRET_BYTES_MAX: Final = 64 * KIB
 RENDER_NAMES: Final = 500  # contents named in one transaction
 RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob
 AUDIT_PACKS: Final = 64  # of a filesystem, taken at random, that an audit without --read-data reads
+KEEP_BLOBS_MAX: Final = 65_536  # of deleted files still open, 64 GiB: what is beyond goes after the grace

@@ -87,6 +87,10 @@ class Remote(Protocol):
 
     def release_lease(self, fence: int) -> None: ...
 
+    def count_conflicts(self, top: bytes, timeout: float) -> int:
+        """How many conflicts below the path `top` nobody has taken care of yet."""
+        ...
+
     def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None: ...
 
     def report(self, session: int, pending: tuple[int, int, int]) -> None: ...
@@ -107,6 +111,10 @@ class Remote(Protocol):
     def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
         """Answers to namespace questions (`fsd.wire.messages`) at one seq, with `Attr` and `Entry` objects.
         At most NS_BATCH_MAX questions, else `UsageError`."""
+        ...
+
+    def keep(self, hashes: Sequence[bytes], timeout: float) -> list[bytes]:
+        """The server keeps these blobs for its grace from now on; those it does not have."""
         ...
 
     def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
 
 from fsd.host.seam import Host
 from fsd.model.endpoint import parse_endpoint
@@ -183,6 +184,14 @@ class HttpRemote:
     def release_lease(self, fence: int) -> None:
         self._json("POST", f"/leases/{fence}/release", {}, f"release-{fence}")
 
+    def count_conflicts(self, top: bytes, timeout: float) -> int:
+        path = f"/conflicts/{quote(top.strip(b'/'))}?count=1"
+        raw = self._call("GET", path, [], timeout, _HEAD_ROOM)
+        try:
+            return _whole(json.loads(raw)["count"])
+        except (ValueError, KeyError, TypeError) as exc:
+            raise Unavailable("the answer about conflicts is no answer") from exc
+
     def keep_state(self, session: int) -> int:
         """Have the server keep the state questions are about while the session asks for it now and then; its
         seq. From now on it is asked about by that, so that its checkpoint may go. Raises `NotFound`."""
@@ -261,6 +270,18 @@ class HttpRemote:
             absent += gone
             left = [one for one in left if one not in answered]
         return found, absent
+
+    def keep(self, hashes: Sequence[bytes], timeout: float) -> list[bytes]:
+        absent: list[bytes] = []
+        for at in range(0, len(hashes), BLOBS_GET_MAX):
+            asked = hashes[at : at + BLOBS_GET_MAX]
+            raw = self._call("POST", "/blobs?keep=1", [packb(asked)], timeout, _HEAD_ROOM)
+            try:
+                header, _ = unpack(raw, blobs_max=0, bytes_max=0)
+                absent += [bytes(one) for one in header["absent"]]
+            except (UsageError, KeyError, TypeError) as exc:
+                raise Unavailable("the answer about content to keep is no answer") from exc
+        return absent
 
     def changes(
         self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None

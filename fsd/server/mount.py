@@ -38,6 +38,7 @@ from fsd.server.context import (
     is_large,
     json_response,
     only,
+    query_flag,
     query_int,
     query_limit,
     query_seconds,
@@ -182,7 +183,9 @@ async def ask(request: Request) -> Response:
 
 
 async def get_blobs(request: Request) -> Response:
-    """Content by hash, in stored form, in the order asked, cut at a bound."""
+    """Content by hash, in stored form, in the order asked, cut at a bound. With `keep` no content: what is
+    there counts as used now, so that it stays for the grace."""
+    keep = query_flag(request, "keep")
 
     def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
         hashes = unpackb(body, "the list of hashes")
@@ -192,6 +195,8 @@ async def get_blobs(request: Request) -> Response:
             raise UsageError("the body is no list of SHA-256 hashes")
         if len(hashes) > BLOBS_GET_MAX:
             raise TooLarge(f"{len(hashes)} hashes in one request, at most {BLOBS_GET_MAX}")
+        if keep:
+            return pack({"absent": ctx.service.packs.keep(fs, set(hashes))}, [])
         found, absent = ctx.service.packs.read_some(fs.id, hashes, BLOBS_GET_BYTES)
         return pack({"absent": absent}, [found[one] for one in dict.fromkeys(hashes) if one in found])
 

@@ -279,6 +279,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         {201: "Lease"},
         body={"path": "string", "host": "string", "command": "string", "ttl_s": "number"},
     ),
+    ("GET", _ID + "/conflicts/{path}"): Says("token", {200: "Object"}, {"count": "integer", **_LIMITED}),
     ("GET", _ID + "/leases"): Says("token", {200: "Object"}),
     ("POST", _ID + "/leases/{fence}/renew"): Says(
         "token", {200: "Lease"}, body={"ttl_s": "number", "session": "integer"}
@@ -287,7 +288,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("POST", _ID + "/commits"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("POST", _ID + "/packs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
     ("POST", _ID + "/ns"): Says("token", {200: MEDIA_TYPE}, _AT, MEDIA_TYPE),
-    ("POST", _ID + "/blobs"): Says("token", {200: MEDIA_TYPE}, body=MEDIA_TYPE),
+    ("POST", _ID + "/blobs"): Says("token", {200: MEDIA_TYPE}, {"keep": "integer"}, MEDIA_TYPE),
     ("GET", _ID + "/changes"): Says(
         "token",
         {200: MEDIA_TYPE},

@@ -192,6 +192,16 @@ class Packs:
         sweep takes them before the answer was used (invariant 5)."""
         return sorted(hashes - self.lengths(tx, fs, hashes).keys())
 
+    def keep(self, fs: FsRef, hashes: set[bytes]) -> list[bytes]:
+        """As `missing`, in a transaction of its own: for a mount that has a deleted file open. Raises
+        `NotFound` when the filesystem was deleted meanwhile."""
+
+        def refresh(tx: Tx) -> list[bytes]:
+            hold(tx, fs)
+            return self.missing(tx, fs.id, hashes)
+
+        return self._db.write(refresh)
+
     def lengths(self, tx: Tx, fs: int, hashes: set[bytes]) -> dict[bytes, int]:
         """As `missing`, the other way round: those that are stored, and how many bytes they have."""
         return _refresh(tx, fs, hashes, self._host.wall_ns())

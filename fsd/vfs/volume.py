@@ -19,6 +19,7 @@ from fsd.vfs.cut import CheckpointJob
 from fsd.vfs.evict import Evictor
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
+from fsd.vfs.keep import Keeper, KeepJob
 from fsd.vfs.loads import AskJob, BlobJob, CacheJob, Loader
 from fsd.vfs.log import STATE, SyncJob
 from fsd.vfs.refused import SalvageJob, count_refused
@@ -40,6 +41,7 @@ class Volume(FileCalls):
         committer.joined = self.move_handles
         self.feed = Feed(core)
         self.evictor = Evictor(core)
+        self.keeper = Keeper(core)
         self.lock = lock
         self.limit_at = 0.0
         self.previous: dict[str, object] | None = None
@@ -84,6 +86,8 @@ class Volume(FileCalls):
             self.loader.finish_cached(job, answer)
         elif isinstance(job, SyncJob):
             self.core.synced(job, answer if isinstance(answer, FsdError) else None)
+        elif isinstance(job, KeepJob):
+            self.keeper.finish(job, answer)
         elif isinstance(job, CheckpointJob):
             self.committer.cutter.finish(job, answer)
         else:
@@ -129,12 +133,13 @@ class Volume(FileCalls):
         self.flusher.wake(now)
         self.loader.wake(now)
         self.committer.wake(now)
+        self.keeper.wake(now)
         self._advance(now)
         self.evictor.tick(now)
 
     def next_deadline(self) -> float | None:
         """When to call `tick` next at the latest (monotonic); None: only after something happens."""
-        times = [self.flusher.retry_at, self.loader.retry_at, self.committer.retry_at]
+        times = [self.flusher.retry_at, self.loader.retry_at, self.committer.retry_at, self.keeper.at]
         cut = self.committer.cutter.cut
         times.append(cut.retry_at if cut is not None else None)
         times.append(self.flusher.round_until if self.flusher.round_until is not None else self.core.age_at)

@@ -83,6 +83,10 @@ class InProcess:
         found: int = self._call("renew", act)
         return found
 
+    def count_conflicts(self, top: bytes, timeout: float) -> int:
+        found: int = self._call("conflicts", lambda: self.service.conflicts.count(self.fs, top))
+        return found
+
     def release_lease(self, fence: int) -> None:
         self._call("release", lambda: self.service.leases.release(self.fs, fence, ADMIN_GRANT))
 
@@ -124,6 +128,9 @@ class InProcess:
             return seq, [decode_answer(q, a) for q, a in zip(questions, answers)]
 
         return self._call("ask", act)
+
+    def keep(self, hashes: Sequence[bytes], timeout: float) -> list[bytes]:
+        return self._call("keep", lambda: self.service.packs.keep(self.fs, set(hashes)))  # type: ignore[no-any-return]
 
     def blobs(self, hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
         def act() -> tuple[list[Blob], list[bytes]]:

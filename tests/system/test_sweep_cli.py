@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sqlite3
@@ -10,6 +11,9 @@ from pathlib import Path
 from support.cli import process
 from support.server import Server
 from support.wait import wait_for
+
+from fsd.wire.frame import unpack
+from fsd.wire.messages import MEDIA_TYPE, packb
 
 
 def env_of(server: Server) -> dict[str, str]:
@@ -102,3 +106,18 @@ def test_audit_and_repair_from_the_command_line(server: Server) -> None:
     left = process("audit", "--data-dir", data, "--repair", "--yes", fs.id)
     assert left.code == 1 and "its object is missing" in left.err
     assert left.json["steps"] == [], "what is lost is no repair's"
+
+
+def test_a_mount_asks_to_keep_content(server: Server) -> None:
+    fs = server.create()
+    data = os.urandom(1000)
+    assert fs.ask("PUT", "/files/a", data).status == 200
+    digest, other = hashlib.sha256(data).digest(), bytes(32)
+    body = packb([digest, other])
+    headers = {"Content-Type": MEDIA_TYPE}
+    kept = fs.ask("POST", "/blobs?keep=1", body, headers=headers)
+    header, blobs = unpack(kept.body, blobs_max=1, bytes_max=1)
+    assert (header["absent"], blobs) == ((other,), [])
+    header, [blob] = unpack(fs.ask("POST", "/blobs", body, headers=headers).body, blobs_max=9, bytes_max=9999)
+    assert blob.hash == digest
+    assert fs.ask("POST", "/blobs?keep=maybe", body, headers=headers).status == 400
