@@ -62,6 +62,7 @@ class Core:
         self.surprises: set[int] = set()  # own commits of which the server made something else
         # Pairs of inodes that turned out to be one: the second is still to be joined or set apart (`twins`).
         self.met: list[tuple[int, int]] = []
+        self.unsaid = False  # wire numbers changed, and the log does not say so yet
         self.forget = False  # everything known of the server has to be asked for again
         self.root_ino = 0
         self.dirty: dict[int, None] = {}  # inodes with content the server does not have
@@ -132,8 +133,13 @@ class Core:
         found = self.wire.known(wire)
         if found is None:
             found = self.new_ino()
-            self.wire.put(found, wire)
+            self.alias(found, wire)
         return found
+
+    def alias(self, local: int, wire: int) -> None:
+        """`local` is `wire` from now on. The log says so before anything that is done to it."""
+        self.wire.put(local, wire)
+        self.unsaid = True
 
     def local_attr(self, attr: Attr) -> Attr:
         if self.wire.empty:
@@ -163,9 +169,20 @@ class Core:
     def record(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool = True) -> int:
         """Append to the log, in a new segment where this one is full. Raises `NoSpace`."""
         length = sum(map(len, pieces))
+        if self.unsaid:
+            self.say_state()
         if self.log.must_rotate(length):
             self.log.rotate(self.state())
         return self.log.append(kind, ino, offset, pieces, spare=spare)
+
+    def say_state(self) -> None:
+        """A STATE record with the wire numbers that changed since the last one."""
+        self.unsaid = False
+        try:
+            self.record(STATE, 0, 0, [self.state()])
+        except NoSpace:
+            self.unsaid = True
+            raise
 
     def record_state(self) -> None:
         self.record(STATE, 0, 0, [self.state()])

@@ -376,7 +376,7 @@ class Loader:
         if there is None or not there.gone or there.is_dir or not (there.handles or there.busy):
             return attr
         alias = self.core.new_ino()
-        self.core.wire.put(alias, wire)
+        self.core.alias(alias, wire)
         return attr._replace(ino=alias)
 
     def refreshed(self, node: Inode, attr: Attr | None, seq: int) -> None:

@@ -244,6 +244,8 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
         core.next_op += LOST_NUMBERS
     core.counter = RECOVERY_COUNTER
     volume = Volume(core)
+    # Nothing was sent since: what was done to the other's file must not be done to the copy.
+    volume.committer.forked = replay.forked
     _take_out_damaged(replay)
     for ino, past in replay.files.items():
         items = replay.contents(ino)

@@ -5,6 +5,7 @@ After a power cut (another boot id) the log's tail may be lost, and single paylo
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ class Replay:
         self.positions: dict[int, int] = {}
         self.dropped: set[int] = set()
         self.sessions: set[int] = set()  # all this log was written under
+        # The session cannot name a file any more (`differ.becomes`), and ended before there was another.
+        self.forked = False
         self.top = 0  # newest operation number seen
         self.acked = 1
         self.doubtful = False  # another boot: payloads may be damaged, the tail may be lost
@@ -182,6 +185,7 @@ class Replay:
     def _state(self, state: State) -> None:
         if self.state is None or state.session != self.state.session:
             self.wire = WireMap(state.wire)
+            self.forked = False
         for local, wire in state.wire:
             self.wire.put(local, wire)
         self.state = state
@@ -286,6 +290,7 @@ class Replay:
                 self._landed(item, ack.seq, kept=outcome is not None and not moved)
             if moved and outcome is not None:
                 self.wire.put(op.ino, outcome.ino)
+                self.forked |= isinstance(item, Flown) and outcome.errno == errno.EEXIST
         self.acked = max(self.acked, ack.acked)
 
     def _refused(self, item: Flown) -> None:

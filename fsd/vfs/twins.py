@@ -44,7 +44,7 @@ def _meet(committer: Committer, first: int, second: int) -> None:
     if one is two or two is None:
         return
     if one is None:
-        core.wire.put(second, core.wire.out(first))
+        core.alias(second, core.wire.out(first))
         stale(core, second)
     elif one.gone or two.gone or not (one.is_file and two.is_file):
         # What has no name is for its open handles alone, and directories hold nothing that could be lost.
@@ -54,7 +54,7 @@ def _meet(committer: Committer, first: int, second: int) -> None:
             core.nodes.drop(two)
     elif not one.file().unclean:
         _join(committer, one, two)
-        core.wire.put(second, core.wire.out(first))
+        core.alias(second, core.wire.out(first))
     elif not two.file().unclean:
         one.where = two.where or one.where
         _join(committer, two, one)

@@ -19,6 +19,7 @@ from fsd.model.limits import BLOCK, MIB
 from fsd.vfs.build import BuildJob
 from fsd.vfs.commit import CommitJob
 from fsd.vfs.loads import AskJob
+from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Job, Park
 
 
@@ -248,6 +249,39 @@ def test_a_new_session_does_not_take_its_own_new_file_for_another_s(client: Clie
     settled(client)
     assert files(client) == {"/a": b"text"}
     assert client.volume.core.conflicts == 0
+
+
+def test_killed_between_a_conflict_and_the_new_session_nothing_goes_into_the_copy(client: Client) -> None:
+    """The old session's number of the file means the copy on the server. Programs go on with the copy, and
+    with the other's file: a recovery must not send both to the one."""
+    root, rival = client.volume.root_ino, other(client)
+    ino = client.put(root, b"f", b"base", sync=True)
+    rival.feed()
+    fh = client.call(lambda v: v.open(ino, os.O_RDWR))
+    rival.put(root, b"f", b", the rival's", sync=True)
+    client.call(lambda v: v.write(fh, 0, b"MINE"))
+    client.volume.barrier()
+    for _ in range(10):
+        jobs = [job for job in client.volume.jobs() if not isinstance(job, SessionJob)]
+        if not jobs:
+            break
+        for job in jobs:
+            finish(client, job)
+    assert client.volume.committer.forked
+    client.waiting.clear()
+    theirs = client.call(lambda v: v.lookup(root, b"f"))
+    assert theirs is not None
+    assert theirs.ino != ino
+    client.call(lambda v: v.write(fh, 4, b" and more of mine"))
+    client.put(root, b"f", b", and what came of it here")
+    client.waiting.clear()
+    client.kill()
+    client.open()
+    settled(client)
+    found = files(client)
+    assert found.pop("/f") == b"base, the rival's, and what came of it here"
+    assert b"MINE and more of mine" in found.values()
+    rival.volume.close()
 
 
 def test_the_base_is_said_again_behind_the_whole_answer(client: Client) -> None:
