@@ -75,7 +75,7 @@ ROWS: Final = (
     ),
     Command(
         ("checkpoint", "delete"), (), GROUP, "delete a checkpoint and what only it holds",
-        "fsd checkpoint delete cp_0123456789abcdefghjk", "do_checkpoint:delete", changes=True,
+        "fsd checkpoint delete cp_0123456789abcdefghjk --yes", "do_checkpoint:delete", changes=True,
         plan=("DELETE", ROUTE + "/{checkpoint}", "delete the checkpoint {checkpoint}"),
         flags=(checkpoint(required=True), YES),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -18,6 +19,9 @@ from support.server import Server, TestFs
 from fsd.cli.table import Command
 
 PLACEHOLDER_FS = "fs_aaaaaaaaaaaaaaaaaaaa"
+PLACEHOLDER_FORK = "fs_bbbbbbbbbbbbbbbbbbbb"
+PLACEHOLDER_CHECKPOINT = "cp_0123456789abcdefghjk"
+LAYER = "fsd fs create-layer --base-root-path / --layer-name try-1"
 # What needs a live mount at the example's place first; and what no example shows alone.
 MOUNTED = ("drain", "unmount", "wait", "wait-exit", "status")
 ENDLESS = ("serve", "journal follow")
@@ -47,12 +51,21 @@ class World:
         entries = {"entries": [{"type": "task.checkpoint", "step": "begun"}]}
         assert self.fs.ask("POST", "/journals", JOURNAL).status == 201
         assert self.fs.ask("POST", "/journals/task-42/entries", entries).status == 200
+        assert self.fs.ask("PUT", "/files/tasks/plan.md", b"# All\n").status == 200
+        kept = self.fs.ask("POST", "/checkpoints", {"label": "begun"})
+        assert kept.status == 201
+        gone = {"action": "remove", "path": "/tasks/plan.md"}
+        assert self.fs.ask("POST", "/actions", gone).status == 200
+        self.checkpoint: str = kept.json["checkpoint_id"]
         made = server.admin("POST", f"/v1/file-systems/{self.fs.id}/tokens", {})
         self.token_id: str = made.json["token_id"]
+        self.fork = PLACEHOLDER_FORK
         self.mount = base / "mnt"
-        for directory in (self.mount, base / "run", base / "home"):
+        self.shown = base / "before"
+        for directory in (self.mount, self.shown, base / "work", base / "run", base / "home"):
             directory.mkdir()
         (base / "plan.md").write_bytes(b"# Plan\n")
+        (base / "Makefile").write_text("deploy:\n\techo deployed\n")
         self.env = {
             "PATH": os.environ["PATH"],
             "HOME": str(base / "home"),
@@ -66,6 +79,9 @@ class World:
         for name, value in (
             (PLACEHOLDER_FS, self.fs.id),
             ("TOKEN-ID", self.token_id),
+            (PLACEHOLDER_CHECKPOINT, self.checkpoint),
+            (PLACEHOLDER_FORK, self.fork),
+            ("/mnt/before", str(self.shown)),
             ("/mnt/work", str(self.mount)),
             ("/var/lib/fsd", str(self.server.data_dir)),
             ("--seq 17", "--seq 1"),
@@ -108,6 +124,18 @@ def test_the_example_works(world: World, row: Command) -> None:
     if name == "recover":
         done = world.shell("fsd mount /mnt/work && fsd unmount /mnt/work")
         assert done.returncode == 0, done.stderr
+    before = {
+        "undelete": ["fsd rm /tasks/task-42/plan.md"],
+        "merge": ["fsd fork --display-name try-2"],
+        "fs list-layer-chain": ["fsd fs fork-layer --parent-layer-ref try-1 --layer-id try-1b"],
+    }.get(name, [])
+    if name.endswith(("-layer", "-layer-chain", "-layer-checkpoint")) and name != "fs create-layer":
+        before.insert(0, LAYER)
+    for line in before:
+        done = world.shell(line)
+        assert done.returncode == 0, done.stderr
+        if name == "merge":
+            world.fork = json.loads(done.stdout)["file_system_id"]
     for line in [*row.example.splitlines(), *row.long_example.splitlines()]:
         done = world.shell(line)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
