@@ -10,6 +10,7 @@ from pathlib import Path
 from fsd.cli import local
 from fsd.cli.context import Context
 from fsd.model.errors import FsdError
+from fsd.vfs.segments import replayed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +32,11 @@ def find(context: Context, root: Path) -> list[LeftOver]:
     found = []
     directory = local.runtime(context)
     for place in sorted(root.glob("mounts/*")):
-        size = _log_bytes(place)
+        size = replayed_bytes(place)
         # Asked first: a mount that just starts must not meet our hand on its lock.
         if size and not directory.alive(place.name) and not _held(place / "lock"):
             found.append(LeftOver(place, size, _command(context, place, root)))
     return found
-
-
-def _log_bytes(place: Path) -> int:
-    """The size of the log that would be replayed; what a clean end has not erased yet is not."""
-    from fsd.vfs.log import MARKER, NAME, Log
-
-    marker = place / MARKER
-    retired = int(marker.read_bytes()) if marker.exists() else 0
-    return sum((place / (NAME % number)).stat().st_size for number in Log.segments(place) if number > retired)
 
 
 def _held(lock: Path) -> bool:

@@ -15,7 +15,8 @@ from typing import Final
 from fsd.host.files import fsync_dir
 from fsd.host.seam import Host
 from fsd.model.errors import NoSpace
-from fsd.vfs.log import FULL, NAME, Log
+from fsd.vfs.log import FULL, Log
+from fsd.vfs.segments import NAME
 
 DIRECTORY: Final = "damaged"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import LOG_KEPT, MIB, SEGMENT
 from fsd.remote.api import Remote
+from fsd.vfs.segments import MARKER, NAME, segments
 from fsd.vfs.types import BULK, Cache
 
 HEAD: Final = struct.Struct(">HBBIQQQI")
@@ -40,9 +40,6 @@ OFFSET_MASK: Final = (1 << SHIFT) - 1
 AHEAD: Final = 4 * MIB
 RESERVE: Final = MIB
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NAME: Final = "log.%016x"
-_SEGMENT: Final = re.compile(r"log\.([0-9a-f]{16})")
-MARKER: Final = "log-retired"
 SPARE: Final = "spare"  # a file of SPARE_SIZE that gives its space to records which must not fail
 SPARE_SIZE: Final = 2 * MIB
 
@@ -108,12 +105,7 @@ class Log:
     @staticmethod
     def segments(directory: Path) -> list[int]:
         """The segment numbers present, rising."""
-        found = []
-        for path in directory.iterdir():
-            match = _SEGMENT.fullmatch(path.name)
-            if match is not None:
-                found.append(int(match[1], 16))
-        return sorted(found)
+        return segments(directory)
 
     @classmethod
     def reopen(cls, directory: Path, host: Host, *, segment_size: int = SEGMENT) -> Log:

@@ -8,7 +8,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from fsd.vfs.log import NAME, Log
+from fsd.vfs.log import Log
+from fsd.vfs.segments import NAME
 from support.client import Client
 
 
