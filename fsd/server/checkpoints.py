@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fsd.model.errors import UsageError
+from fsd.model.errors import CheckpointNotFound, UsageError
 from fsd.model.limits import JSON_BODY_MAX, MANIFEST_BODY_MAX, MIB
 from fsd.server.context import (
     JSON_TYPE,
@@ -32,9 +32,11 @@ from fsd.server.context import (
 from fsd.server.route import Handler, RouteDef, route
 from fsd.server.streaming import PiecesResponse
 from fsd.service.access import FsRef, Grant
-from fsd.service.idempotency import Answer
+from fsd.service.contract_check import shown
+from fsd.service.idempotency import Answer, Call
+from fsd.service.manifests import Forked
 from fsd.service.open import Service
-from fsd.service.threads import Effect
+from fsd.service.threads import NULL, Effect
 from fsd.wire.strictjson import loads_foreign
 
 BASE: Final = "/v1/checkpoints/"
@@ -57,10 +59,6 @@ _WRITES: Final[dict[str, tuple[Write, str]]] = {
     "deleteCheckpoints": (
         lambda service, fs, who, body: service.manifests.delete_checkpoints(fs, who, body),
         "Keep the newest checkpoints of a thread's chain and remove the older ones.",
-    ),
-    "forkFromCheckpoint": (
-        lambda service, fs, who, body: service.manifests.fork(fs, who, body),
-        "Copy a checkpoint with its conversation into an empty thread.",
     ),
     "acquireWriter": (
         lambda service, fs, who, body: service.threads.acquire(fs, who, body),
@@ -142,6 +140,42 @@ async def sweep(request: Request) -> Response:
     return send(await ctx.run(work))
 
 
+async def fork(request: Request) -> Response:
+    """Copy a checkpoint with its conversation into an empty thread."""
+    ctx = context(request)
+    body, raw = await read_foreign(ctx, request)
+
+    def work() -> Answer:
+        fs, who = ctx.authenticate(request)
+        found: list[Forked] = []
+
+        def begin() -> Effect:
+            found.append(ctx.service.manifests.fork(fs, who, body))
+            return found[0].effect
+
+        answer = _write(ctx, idempotent_call(request, who.token_id, raw), begin)
+        record = b"" if answer.replayed else found[0].record
+        if not record:
+            name = json.loads(answer.body)["result"]["checkpoint"]
+            record = ctx.service.threads.get(fs, {"id": name}, portable=False)
+            if record == NULL:
+                raise CheckpointNotFound(f"the fork {shown(name)} was made, and removed since")
+        return Answer(answer.status, _result(b'{"checkpoint":' + record + b"}"), answer.replayed)
+
+    return send(await ctx.run(work))
+
+
+def _write(ctx: Context, call: Call | None, begin: Callable[[], Effect]) -> Answer:
+    """Run the effect that `begin` makes, or give the answer kept under the key. Blocks."""
+    service = ctx.service
+    if call is not None and (kept := service.idempotency.kept(call)) is not None:
+        return kept  # what was right then may be refused by a check before the transaction now
+    effect = begin()
+    return service.db.write(
+        lambda tx: service.idempotency.run(tx, call, lambda tx: Answer(200, _result(effect(tx))))
+    )
+
+
 def _writer(op: str, write: Write, doc: str) -> Handler:
     async def handler(request: Request) -> Response:
         ctx = context(request)
@@ -150,13 +184,7 @@ def _writer(op: str, write: Write, doc: str) -> Handler:
         def work() -> Answer:
             fs, who = ctx.authenticate(request)
             call = idempotent_call(request, who.token_id, raw)
-            service = ctx.service
-            if call is not None and (kept := service.idempotency.kept(call)) is not None:
-                return kept  # what was right then may be refused by a check before the transaction now
-            effect = write(service, fs, who, body)
-            return service.db.write(
-                lambda tx: service.idempotency.run(tx, call, lambda tx: Answer(200, _result(effect(tx))))
-            )
+            return _write(ctx, call, lambda: write(ctx.service, fs, who, body))
 
         return send(await ctx.run(work))
 
@@ -236,5 +264,6 @@ def routes() -> list[RouteDef]:
     return [
         *(route("POST", BASE + op, _writer(op, *what)) for op, what in _WRITES.items()),
         *(route("POST", BASE + op, _reader(op, *what)) for op, what in _READS.items()),
+        route("POST", BASE + "forkFromCheckpoint", fork),
         route("POST", BASE + "sweep", sweep),
     ]

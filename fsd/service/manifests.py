@@ -178,12 +178,13 @@ class Manifests:
 
     # -- fork ------------------------------------------------------------------------------------------
 
-    def fork(self, fs: FsRef, who: Grant, body: JsonObject) -> Effect:
+    def fork(self, fs: FsRef, who: Grant, body: JsonObject) -> Forked:
         """`forkFromCheckpoint`: a checkpoint and its conversation become the root of an empty thread."""
         asked = _read_fork(body)
         check_foreign(fs, asked.thread)
         rendered = self._render_source(fs, asked)
         stored, now = self._host.wall_ns(), clock_ms(self._host)
+        forked = Forked(asked.id)
 
         def effect(tx: Tx) -> bytes:
             hold(tx, fs, who)
@@ -205,9 +206,11 @@ class Manifests:
                     [(fs.id, name, num) for name in rendered[2]],
                 )
             store_transcript(tx, fs, asked.thread, pack_text(made.conversation or b"[]"))
-            return b'{"checkpoint":' + made.text() + b"}"
+            forked.record = made.text()
+            return dumps({"checkpoint": asked.id})
 
-        return effect
+        forked.effect = effect
+        return forked
 
     def _render_source(self, fs: FsRef, asked: _Fork) -> tuple[int, bytes, list[bytes]] | None:
         """Number, files and names of a native source; that takes time, so it happens before the transaction.
@@ -226,6 +229,16 @@ class Manifests:
         if made is body:
             return None
         return record.num, made.files, keys_of(json.loads(made.files), json.loads(made.artifacts))
+
+
+class Forked:
+    """A fork to be. What its effect gives is the new id alone, so that an answer kept for a day is short;
+    `record` is the new checkpoint as JSON text once the effect ran."""
+
+    def __init__(self, name: str) -> None:
+        self.id = name
+        self.record = b""
+        self.effect: Effect = lambda _: NULL
 
 
 class _Fork(NamedTuple):

@@ -30,6 +30,7 @@ from fsd.model.errors import (
     InvalidBlob,
     NotFound,
     TooLarge,
+    Unavailable,
     UsageError,
 )
 from fsd.model.limits import BLOCK, CONTRACT_BLOB_MAX, READ_BLOCKS, SWEEP_NAMES, SWEEP_OLDER_MS
@@ -162,7 +163,7 @@ class Names:
             parts = [found.get(idx, blocks.HOLE) for idx in range(count)]
             lost = self._packs.missing(tx, fs.id, hashes_of(parts))
             if lost:
-                raise Conflict("content uploaded for this is not stored any more", hint="send it again")
+                raise Unavailable("content uploaded for this is not stored any more", hint="try again")
             return insert(tx, self._packs, fs, incoming.name, done.size, parts, now)
 
         with self._packs.landing(fs.name, done.prepared):

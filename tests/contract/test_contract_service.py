@@ -90,7 +90,9 @@ class Host:
             "createdAt": 7,
             "writer": writer(self.acquire(target[0])),
         }
-        return self.run("manifests", "fork", body)["checkpoint"]
+        forked = self.service.manifests.fork(self.fs, ADMIN_GRANT, body)
+        assert json.loads(self.service.db.write(forked.effect)) == {"checkpoint": target[1]}
+        return json.loads(forked.record)
 
     def sql(self, text: str, *params: object) -> None:
         self.service.db.write(lambda tx: tx.execute(text, params))

@@ -15,6 +15,7 @@ from support.contract import (
     artifact,
     checkpoint,
     file,
+    fork_body,
     key,
     refused,
     unchanged,
@@ -71,6 +72,17 @@ def test_a_fork_adds_its_references(store: Store) -> None:
     assert store.counts() == {key("x"): 2, key("p", "artifacts"): 2}
     store.delete_head("dst", "f", lease)
     assert store.counts() == {key("x"): 1, key("p", "artifacts"): 1}
+
+
+def test_a_lost_fork_is_had_again_with_its_key(store: Store) -> None:
+    source(store)
+    lease = store.acquire("dst")
+    body = fork_body(("src", "s2"), ("dst", "f"), lease)
+    first = store.call("forkFromCheckpoint", body, Idempotency_Key="k")
+    assert store.call("forkFromCheckpoint", body, Idempotency_Key="k") == first
+    assert store.counts() == {key("x"): 2, key("p", "artifacts"): 2}
+    store.delete_head("dst", "f", lease)
+    refused("CHECKPOINT_NOT_FOUND", lambda: store.call("forkFromCheckpoint", body, Idempotency_Key="k"))
 
 
 def test_a_fork_does_not_depend_on_its_source(store: Store) -> None:
