@@ -22,29 +22,30 @@ from fsd.meta.sql import MAX
 from fsd.model import blocks
 from fsd.model.limits import FORK_CHUNK
 
-# The state at the seq, by the key: the unary + keeps the planners there.
+# The state at the seq. `fs` is only compared together with the key: a plain `fs=?` leads PostgreSQL to the
+# index of births, and through the whole filesystem for each chunk.
 _SEEN: Final = "+born<=? AND +died>?"
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One table's copy. `select` gives the next keys and parts of a chunk (source, the last key, seq twice,
-    limit); `insert` copies the rows between two keys (fork, source, both keys, seq twice)."""
+    """One table's copy. `select` gives the next keys and parts of a chunk (source, the last key, source + 1,
+    seq twice, limit); `insert` copies the rows between two keys (fork, then source and key twice, seq
+    twice)."""
 
     select: str
     insert: str
 
 
 def _stage(table: str, key: str, values: str, parts: str) -> _Stage:
-    width = key.count(",") + 1
-    marks = "(" + ",".join("?" * width) + ")"
-    last = f"({key})" if width > 1 else key
+    first = key.partition(",")[0]
+    marks = "(" + ",".join("?" * (key.count(",") + 2)) + ")"
     return _Stage(
-        f"SELECT {key}, {parts} FROM {table} "
-        f"WHERE fs=? AND {last}>{marks} AND {_SEEN} ORDER BY {key} LIMIT ?",
+        f"SELECT {key}, {parts} FROM {table} WHERE (fs, {key})>{marks} AND (fs, {first})<(?, 0) "
+        f"AND {_SEEN} ORDER BY fs, {key} LIMIT ?",
         f"INSERT INTO {table} (fs, {key}, {values}, born, died) "
         f"SELECT CAST(? AS BIGINT), {key}, {values}, born, {MAX} FROM {table} "
-        f"WHERE fs=? AND {last}>{marks} AND {last}<={marks} AND {_SEEN}",
+        f"WHERE (fs, {key})>{marks} AND (fs, {key})<={marks} AND {_SEEN}",
     )
 
 
@@ -93,11 +94,11 @@ def copy_chunk(tx: Tx, source: int, fork: int, seq: int, at: Progress, now: int)
     """Copy the next rows of `source` at `seq`; the caller holds both locks and stores the progress."""
     stage = STAGES[at.stage]
     last = _key(at)
-    found = tx.all(stage.select, (source, *last, seq, seq, FORK_CHUNK))
+    found = tx.all(stage.select, (source, *last, source + 1, seq, seq, FORK_CHUNK))
     if not found:
         return Chunk(Progress(at.stage + 1, 0, b""), 0, 0, 0)
     end = found[-1][:-1]
-    tx.execute(stage.insert, (fork, source, *last, *end, seq, seq))
+    tx.execute(stage.insert, (fork, source, *last, source, *end, seq, seq))
     refs, stored = _count(row[-1] for row in found)
     copy_blobs(tx, source, fork, refs, now)
     following = _progress(at.stage, end)

@@ -166,9 +166,9 @@ def test_plan_of_a_central_query(db: Database, sql: str, expected: list[str]) ->
 
 
 # Tables that are small, or read whole on purpose.
-_MAY_SCAN = re.compile(r"^SCAN (k|fs|counter|format|c)$")
+_MAY_SCAN = re.compile(r"^SCAN (k|fs|counter|format|c|fork USING INDEX fork_copy)$")
 _WHOLE_FILESYSTEM = re.compile(
-    r"^SEARCH (?!(?:fs|f|token|session|s|pin|journal|barrier|lease|k|sweep)\b)\w+ USING .*\(fs=\?\)$"
+    r"^SEARCH (?!(?:fs|f|token|session|s|pin|journal|barrier|lease|k|sweep|fork)\b)\w+ USING .*\(fs=\?\)$"
 )
 # Reads the first row of a clustered range, or counts it, and says so.
 _KNOWN = ("SELECT min(seq) FROM change WHERE fs=?",)

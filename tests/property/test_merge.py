@@ -102,8 +102,8 @@ def expected(base: Shown, ours: Shown, theirs: Shown) -> tuple[Shown, set[str]]:
             found = tuple(parts)
         elif mine and other and mine[1] is None and other[1] is None:
             found = mine  # both made the directory
-        elif was and not other and mine and mine[1] == was[1]:
-            found = None  # removed there, only its mode changed here
+        elif was and mine and mine[1] == was[1] and (not other or (other[1] is None) != (was[1] is None)):
+            found = other  # removed or replaced there, only its mode changed here
         else:
             conflicts.add(path)
             found = mine

@@ -14,6 +14,7 @@ from fsd.service.access import ADMIN_GRANT, FsRef
 from fsd.service.barriers import BarrierAnswer
 from fsd.service.difference import Difference
 from fsd.service.history import history
+from fsd.service.merge import Wish as Merge
 from fsd.service.native import Ask
 from fsd.service.open import Service
 from fsd.service.restore import Wish
@@ -90,6 +91,7 @@ def work(service: Service) -> FsRef:
         service.sessions.end(fs, mount.start.session, "clean", (0, 0, 0))
     service.sessions.list(fs, 10)
     _sweep(service, fs)
+    _forks(service, fs)
     return fs
 
 
@@ -134,6 +136,46 @@ def _sweep(service: Service, fs: FsRef) -> None:
         assert done[0][name] + done[1][name], f"the sweep had no {name} to do"
     while service.sweep.turn():
         pass
+
+
+def _forks(service: Service, fs: FsRef) -> None:
+    """Forks of the head and of forks, read as aliases, copied, changed, merged, rolled back and deleted."""
+    refs: list[FsRef] = [fs]
+    for _ in range(2):
+        made = service.db.write(lambda tx: service.forks.create(tx, refs[-1], "f", []))
+        refs.append(service.filesystems.get(made["file_system_id"]))
+    fork, second = refs[1:]
+    service.namespace.ask(second, [(LIST, ROOT_INO, b"", 100)])
+    first = Mount(service, fork, "d")
+    top, file, link = first.ino(), first.ino(), first.ino()
+    blob = make_blob(os.urandom(1000))
+    mode = stat.S_IFREG | 0o644
+    first.commit(
+        [
+            first.create(ROOT_INO, b"top", top, stat.S_IFDIR | 0o755),
+            first.create(top, b"file", file, mode),
+            first.create(top, b"link", link, stat.S_IFLNK | 0o777, b"file"),
+            ops.Content(
+                first.op(), ops.CONTENT, file, 0, BLOCK + 1000, content_of([blob, blob]), True, None, 9, 9
+            ),
+        ],
+        [blob],
+    )
+    while service.forks.copy_some():
+        continue
+    service.merges.rehearse(fs, fork, Merge())
+    done = service.db.write(lambda tx: service.merges.merge(tx, fs, fork, None, Merge()))
+    assert done["status"] == "merged"
+    head = service.feed.head(fork)
+    first.commit([ops.Rename(first.op(), ops.RENAME, top, b"file", file, ROOT_INO, b"x", 0, 0, 0, head)], [])
+    service.merges.changes(fork, 10)
+    service.db.write(lambda tx: service.merges.roll_back(tx, fork, service.restores, force=True))
+    service.forks.page(fs, "", 10)
+    service.forks.below(fs)
+    service.forks.chain(second)
+    service.db.read(lambda tx: service.forks.describe(tx, second))
+    service.db.read(lambda tx: service.forks.need_descendant(tx, fs, second.name))
+    service.db.write(lambda tx: service.filesystems.delete(tx, second.name, cascade=True))
 
 
 def content_of(blobs: Sequence[Blob]) -> tuple[tuple[int, bytes | None], ...]:

@@ -1,0 +1,355 @@
+"""Forks and merges on both engines: what is O(1), what waits, what is refused, what one transaction holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from support.bench import Bench
+
+from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import Busy, Conflict, ForkCopying, NotFound
+from fsd.model.limits import BLOCK, FEED_TOLD_MAX, FORK_ALIASES_MAX
+from fsd.service.access import FsRef
+from fsd.service.audit import audit
+from fsd.service.merge import CONFLICTS, MERGED, NOTHING, UNDO, Wish
+from fsd.service.native import Ask
+
+
+def fork(bench: Bench, of: FsRef | None = None, checkpoint: str | None = None) -> FsRef:
+    """A fork; the bench stands for it afterwards only if told to."""
+    service, origin = bench.service, of or bench.fs
+    made = service.db.write(lambda tx: service.forks.create(tx, origin, "f", [("a", "b")], checkpoint))
+    return service.filesystems.get(made["file_system_id"])
+
+
+def merge(bench: Bench, parent: FsRef, child: FsRef, **wish: Any) -> dict[str, Any]:
+    service = bench.service
+    return service.db.write(lambda tx: service.merges.merge(tx, parent, child, None, Wish(**wish)))
+
+
+def fill(bench: Bench, count: int, size: int = 3) -> dict[bytes, int]:
+    """`count` files in the root, committed."""
+    mount = bench.mount()
+    made = {}
+    for at in range(count):
+        name = b"f%05d" % at
+        made[name] = mount.file(ROOT_INO, name, b"%d" % at * size)
+        if at % 500 == 499:
+            mount.commit()
+    mount.commit()
+    return made
+
+
+def on(bench: Bench, fs: FsRef) -> Bench:
+    bench.fs = fs
+    return bench
+
+
+@pytest.fixture(autouse=True)
+def _audits(bench: Bench) -> Any:
+    """Every filesystem of the test passes the audit, not the bench's last one alone."""
+    first = bench.fs
+    yield
+    rows = bench.service.db.read(
+        lambda tx: tx.all("SELECT id, name FROM fs WHERE status='active' AND id>=?", (first.id,))
+    )
+    for row in rows:
+        found = audit(bench.service.db, FsRef(*row))
+        assert not found, (row, found)
+
+
+def test_a_fork_reads_and_writes_at_once(bench: Bench) -> None:
+    origin = bench.fs
+    fill(bench, 20)
+    big = bench.mount("big")
+    data = bytes(range(256)) * (BLOCK // 128)
+    big.file(ROOT_INO, b"big", data)
+    big.commit()
+    child = fork(bench)
+    before = on(bench, origin).tree()
+    assert on(bench, child).tree() == before
+    assert bench.service.forks.page(origin, "", 10)["forks"][0]["copied"] is False
+    mount = bench.mount("in the fork")
+    mount.file(ROOT_INO, b"new", b"of the fork")
+    assert mount.commit() == []
+    assert bench.tree() == {**before, "new": b"of the fork"}
+    assert on(bench, origin).tree() == before
+    shown = bench.service.forks.page(origin, "", 10)["forks"][0]
+    assert shown["copied"] is True
+    assert shown["usage"]["file_count"] == 23
+    pins = bench.service.db.read(lambda tx: tx.all("SELECT kind FROM pin WHERE fs=?", (origin.id,)))
+    assert pins == [], "the origin is let go"
+
+
+def test_a_parent_that_goes_on_does_not_show_in_the_fork(bench: Bench) -> None:
+    origin = bench.fs
+    made = fill(bench, 5)
+    kept = bench.tree()
+    child = fork(bench)
+    mount = bench.mount("parent")
+    mount.write(made[b"f00001"], b"changed", bench.service.feed.head(origin))
+    mount.unlink(ROOT_INO, b"f00002", made[b"f00002"], bench.service.feed.head(origin))
+    mount.commit()
+    assert on(bench, child).tree() == kept
+    bench.service.forks.finish(child)
+    assert bench.tree() == kept
+    assert on(bench, origin).tree() != kept
+
+
+def test_making_a_fork_does_not_cost_what_there_is(bench: Bench) -> None:
+    def quickest(origin: FsRef) -> float:
+        took = []
+        for _ in range(5):
+            began = time.monotonic()
+            fork(bench, origin)
+            took.append(time.monotonic() - began)
+        return min(took)
+
+    small = bench.fs
+    fill(bench, 10)
+    large = bench.new_fs()
+    fill(bench, 3000)
+    assert quickest(large) < 5 * quickest(small) + 0.01
+
+
+def test_a_fork_of_a_checkpoint(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    fill(bench, 3)
+    kept = bench.tree()
+    made = service.db.write(lambda tx: service.checkpoints.make(tx, origin, None, Ask()))
+    fill_more = bench.mount("more")
+    fill_more.file(ROOT_INO, b"later", b"x")
+    fill_more.commit()
+    child = fork(bench, checkpoint=made["checkpoint_id"])
+    service.db.write(lambda tx: service.checkpoints.delete(tx, origin, None, made["checkpoint_id"]))
+    assert on(bench, child).tree() == kept, "its own pin keeps what the checkpoint kept"
+    service.forks.finish(child)
+    assert bench.tree() == kept
+    described = service.db.read(lambda tx: service.forks.describe(tx, child))
+    assert described is not None and described["origin_checkpoint"] == made["checkpoint_id"]
+    with pytest.raises(NotFound):
+        fork(bench, origin, "cp_none")
+    on(bench, origin)
+
+
+def test_forks_of_forks_before_any_is_copied(bench: Bench) -> None:
+    origin = bench.fs
+    fill(bench, 4)
+    kept = bench.tree()
+    line = [origin]
+    for _ in range(FORK_ALIASES_MAX):
+        line.append(fork(bench, line[-1]))
+    assert on(bench, line[-1]).tree() == kept
+    with pytest.raises(Busy, match="still being copied"):
+        fork(bench, line[-1])
+    chain = bench.service.forks.chain(line[-1])
+    assert [one["file_system_id"] for one in chain] == [fs.name for fs in reversed(line)]
+    bench.service.forks.finish(line[1])
+    fork(bench, line[-1])
+    while bench.service.forks.copy_some():
+        continue
+    assert bench.tree() == kept
+    on(bench, origin)
+
+
+def test_deleting_what_forks_read(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    fill(bench, 4)
+    kept = bench.tree()
+    first, second = fork(bench), fork(bench)
+    third = fork(bench, second)
+    with pytest.raises(Conflict, match="not copied yet") as refused:
+        service.db.write(lambda tx: service.filesystems.delete(tx, origin.name))
+    assert set(refused.value.details["forks"]) == {first.name, second.name, third.name}
+    answer = service.db.write(lambda tx: service.filesystems.delete(tx, second.name, cascade=True))
+    assert answer["forks_deleted"] == [third.name]
+    service.forks.detach(origin.name)
+    service.db.write(lambda tx: service.filesystems.delete(tx, origin.name))
+    while service.filesystems.collect():
+        continue
+    assert on(bench, first).tree() == kept, "its blobs lie in packs of a filesystem that is gone"
+    chain = service.forks.chain(first)
+    assert chain[-1] == {"file_system_id": origin.name, "status": "deleted"}
+
+
+def test_a_write_waits_for_the_copy_somebody_else_makes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bench, 30)
+    child = fork(bench)
+    monkeypatch.setattr("fsd.service.forkcopy.FORK_CHUNK", 7)
+    forks = bench.service.forks
+    assert forks._chunk(child.id) == "more"
+    me, forks._me = forks._me, "another process"
+    with pytest.raises(ForkCopying) as told:
+        forks.finish(child, patience=0.0)
+    assert told.value.retryable and told.value.status == 503
+    done: list[int] = []
+
+    def write() -> None:
+        mount = on(bench, child).mount("w")
+        mount.file(ROOT_INO, b"w", b"w")
+        mount.commit()
+        done.append(1)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    time.sleep(0.1)
+    assert not done, "the lease of the other holds"
+    forks._me = me
+    thread.join(20)
+    assert done
+
+
+def test_a_merge_is_one_commit_and_can_be_undone(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    made = fill(bench, 10)
+    child = fork(bench)
+    mount = on(bench, child).mount("fork")
+    base = service.feed.head(child)
+    mount.write(made[b"f00001"], b"from the fork", base)
+    mount.unlink(ROOT_INO, b"f00002", made[b"f00002"], base)
+    directory = mount.mkdir(ROOT_INO, b"d")
+    mount.rename(ROOT_INO, b"f00003", made[b"f00003"], directory, b"moved")
+    mount.link(made[b"f00004"], directory, b"hard")
+    mount.symlink(directory, b"soft", b"moved")
+    mount.setattr(made[b"f00005"], mode=0o600)
+    mount.setxattr(made[b"f00006"], b"user.x", b"1")
+    large = mount.file(directory, b"large", bytes(3 * BLOCK + 5))
+    mount.write(large, b"y" * (2 * BLOCK + 9), 0)
+    mount.commit()
+    theirs, ours = bench.tree(), on(bench, origin).tree()
+    ours_mount = bench.mount("parent")
+    ours_mount.write(made[b"f00003"], b"changed where it was", service.feed.head(origin))
+    ours_mount.commit()
+    head = service.feed.head(origin)
+    told = service.merges.rehearse(origin, child, Wish())
+    assert told["status"] == "clean" and service.feed.head(origin) == head
+    assert {one["path"] for one in told["changes"]} >= {"/f00001", "/f00002", "/d", "/d/moved", "/d/hard"}
+    done = merge(bench, origin, child)
+    assert done["status"] == MERGED and done["fs_seq"] == head + 1
+    page = service.feed.read(origin, head)
+    assert len(page.changes) == 1 and page.changes[0].seq == head + 1
+    assert bench.tree() == {**theirs, "d/moved": b"changed where it was"}
+    shown = service.db.read(lambda tx: service.checkpoints.show(tx, origin, done["undo_checkpoint_id"]))
+    assert shown["reason"] == UNDO and shown["fs_seq"] == head
+    assert merge(bench, origin, child)["status"] == NOTHING
+    assert ours != theirs
+
+
+def test_conflicts_apply_nothing_and_are_told(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    made = fill(bench, 6)
+    child = fork(bench)
+    for fs, text in ((origin, b"ours"), (child, b"theirs")):
+        mount = on(bench, fs).mount(text.decode())
+        head = service.feed.head(fs)
+        mount.write(made[b"f00001"], text, head)
+        mount.file(ROOT_INO, b"both", text)
+        mount.setattr(made[b"f00002"], mode=0o600 if fs is child else 0o640)
+        if fs is child:
+            mount.unlink(ROOT_INO, b"f00003", made[b"f00003"], head)
+            mount.write(made[b"f00004"], text, head)
+            mount.rename(ROOT_INO, b"f00005", made[b"f00005"], ROOT_INO, b"to-theirs")
+        else:
+            mount.write(made[b"f00003"], text, head)
+            mount.unlink(ROOT_INO, b"f00004", made[b"f00004"], head)
+            mount.rename(ROOT_INO, b"f00005", made[b"f00005"], ROOT_INO, b"to-ours")
+        mount.commit()
+    before, head = on(bench, origin).tree(), service.feed.head(origin)
+    done = merge(bench, origin, child)
+    assert done["status"] == CONFLICTS and done["applied"] == 0
+    assert {(one["path"], one["kind"]) for one in done["conflicts"]} == {
+        ("/f00001", "both-changed"),
+        ("/both", "both-added"),
+        ("/f00002", "attributes"),
+        ("/f00003", "changed-removed"),
+        ("/f00004", "removed-changed"),
+        ("/f00005", "both-renamed"),
+    }
+    told = {one["path"]: one for one in done["conflicts"]}
+    assert told["/f00004"]["ours"] is None and told["/f00004"]["theirs"]["size_bytes"] == 6
+    assert told["/both"]["base"] is None
+    assert bench.tree() == before and service.feed.head(origin) == head
+    decided = merge(bench, origin, child, ours=("f00001",), theirs=("/both", "/f*"))
+    assert decided["status"] == MERGED
+    after = bench.tree()
+    assert after["f00001"] == b"ours" and after["both"] == b"theirs"
+    assert "f00003" not in after and after["f00004"] == b"theirs"
+    assert after["to-theirs"] == b"555" and "to-ours" not in after
+    assert bench.find("/f00002").mode & 0o777 == 0o600
+
+
+def test_merging_again_brings_what_came_since(bench: Bench) -> None:
+    origin = bench.fs
+    fill(bench, 2)
+    child = fork(bench)
+    twins = []
+    for fs in (origin, child):
+        mount = on(bench, fs).mount("twin")
+        directory = mount.mkdir(ROOT_INO, b"made by both")
+        mount.file(directory, b"same", b"same")
+        mount.commit()
+        twins.append((mount, directory))
+    assert merge(bench, origin, child)["status"] == NOTHING
+    mount, directory = twins[1]
+    on(bench, child)
+    mount.file(directory, b"next", b"next")
+    mount.write(bench.find("/made by both/same").ino, b"changed", mount.seq)
+    mount.commit()
+    assert merge(bench, origin, child)["status"] == MERGED
+    assert on(bench, origin).tree()["made by both/next"] == b"next"
+    assert bench.tree()["made by both/same"] == b"changed"
+    other = bench.new_fs()
+    with pytest.raises(Conflict, match="is a fork of"):
+        merge(bench, other, child)
+    with pytest.raises(Conflict, match="is no fork"):
+        merge(bench, other, origin)
+
+
+def test_a_fork_of_a_fork_is_merged_into_its_own_origin(bench: Bench) -> None:
+    origin = bench.fs
+    fill(bench, 3)
+    first = fork(bench)
+    second = fork(bench, first)
+    mount = on(bench, second).mount("second")
+    mount.file(ROOT_INO, b"deep", b"deep")
+    mount.commit()
+    bench.service.forks.finish(first)
+    assert merge(bench, first, second)["status"] == MERGED
+    assert merge(bench, origin, first)["status"] == MERGED
+    assert on(bench, origin).tree()["deep"] == b"deep"
+
+
+def test_a_large_merge_tells_readers_to_start_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsd.service.feed.FEED_TOLD_MAX", 50)
+    assert FEED_TOLD_MAX > 1000
+    origin = bench.fs
+    fill(bench, 1)
+    child = fork(bench)
+    mount = on(bench, child).mount("many")
+    for at in range(120):
+        mount.file(ROOT_INO, b"n%d" % at, b"%d" % at)
+    mount.commit()
+    head = bench.service.feed.head(origin)
+    assert merge(bench, origin, child)["applied"] == 120
+    assert bench.service.feed.read(origin, head).reset
+    on(bench, origin)
+
+
+def test_rolling_a_fork_back(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    fill(bench, 3)
+    child = fork(bench)
+    kept = on(bench, child).tree()
+    mount = bench.mount("fork")
+    mount.file(ROOT_INO, b"tried", b"x")
+    mount.commit()
+    service.sessions.end(child, mount.session, "clean", (0, 0, 0))
+    done = service.db.write(lambda tx: service.merges.roll_back(tx, child, service.restores, force=False))
+    assert done["status"] == "rolled-back" and bench.tree() == kept
+    assert merge(bench, origin, child)["status"] == NOTHING
+    assert service.merges.changes(child, 10)["changes"] == []
