@@ -476,8 +476,9 @@ def routes() -> list[RouteDef]:
         route("POST", BASE, create),
         route("GET", BASE, list_all),
         route("POST", BASE + "/prune", prune),
-        route("GET", BASE + "/{cid}", show),
-        route("DELETE", BASE + "/{cid}", delete),
+        # Ids of a host's threads may hold anything, slashes too.
+        route("GET", BASE + "/{cid:path}", show),
+        route("DELETE", BASE + "/{cid:path}", delete),
         route("GET", FS + "/diff", difference),
         route("GET", FS + "/history/{path:path}", versions),
         route("POST", FS + "/restore", restore),

@@ -51,6 +51,7 @@ class _Contract:
     def run(self) -> None:
         self.threads()
         self.records()
+        self.states()
         self.names()
 
     def threads(self) -> None:
@@ -99,6 +100,14 @@ class _Contract:
                 self.say("counted", where, "the keys it counts are not those of its files and artifacts")
         for num in counted:
             self.say("counted", f"checkpoint number {num}", "does not exist, but counts keys")
+
+    def states(self) -> None:
+        """Each native checkpoint has a pin of its own, of the state it shows."""
+        pins = {row[0]: row[1:] for row in self.all("SELECT id, seq, kind FROM pin WHERE fs=?")}
+        rows = self.all("SELECT id, fs_seq, pin FROM checkpoint WHERE fs=? AND kind='native'")
+        for name, seq, pin in rows:
+            if pins.pop(pin, None) != (seq, "checkpoint"):
+                self.say("frozen", f"checkpoint {name!a}", f"no pin of its own keeps the state {seq}")
 
     def names(self) -> None:
         """A name's blocks are as long as it says. That its blobs are stored and counted is seen with all

@@ -218,6 +218,21 @@ def test_a_native_checkpoint_in_a_hosts_thread(shared_fs: TestFs) -> None:
     assert fs.ask("POST", "/checkpoints", other).status == 422
 
 
+def test_manifests_are_listed_and_shown_too(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    writer = op(fs, "acquireWriter", {"threadId": "t/1"})
+    record = {"id": "a/b ☃", "threadId": "t/1", "createdAt": 5, "reason": "named", "files": [],
+              "conversation": [], "artifacts": []}  # fmt: skip
+    op(fs, "append", {"checkpoint": record, "expectedHeadId": None, "writer": writer})
+    (found,) = fs.ask("GET", "/checkpoints?thread=t%2F1").json["checkpoints"]
+    assert (found["checkpoint_id"], found["kind"], found["fs_seq"]) == ("a/b ☃", "manifest", None)
+    assert fs.ask("GET", "/checkpoints/a%2Fb%20%E2%98%83").json == found
+    read = fs.ask("GET", "/stat/?checkpoint=a%2Fb%20%E2%98%83")
+    assert (read.status, read.code) == (404, "not_found")
+    assert "manifest" in read.json["error"]["message"]
+    assert fs.ask("DELETE", "/checkpoints/a%2Fb%20%E2%98%83").status == 409
+
+
 def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
     fs = shared_fs
     assert fs.ask("POST", "/journals", {"journal_id": "j"}).status == 201
