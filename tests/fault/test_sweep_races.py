@@ -39,6 +39,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         db = open_database(tmp_path / "data", bench.host)
         bench.service = assemble(db, store, bench.host, Retention())
         services = [bench.service]
+    for service in services:
+        service.tokens.announce({"local": "http://127.0.0.1:1"}, b"k" * 32)
     yield bench, services
     bench.audit()
     for service in services:
@@ -55,7 +57,8 @@ def churn(place: Place, seed: int, seconds: float) -> Churn:
     for table in ("blob", "pack", "dropped", "pin"):
         assert bench.rows(table) == 0, f"rows are left in {table}"
     assert bench.objects() == {}
-    print(f"{work.commits} commits, {work.resent} sent again, {work.compared} states compared, {work.swept}")
+    print(f"{work.commits} commits, {work.resent} sent again, {work.compared} states, {work.forked} forks")
+    print(work.swept)
     return work
 
 

@@ -1,4 +1,4 @@
-"""Writers flat out while states are kept, let go and swept: what a state showed is compared byte by byte.
+"""Writers flat out while states are kept, forked, let go and swept: each is compared byte by byte.
 
 Contents come from a small pool, so that what one writer drops another has just uploaded again. A commit and
 the model change together under one mutex; uploads, sweeps and reads of kept states run beside it.
@@ -13,14 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import decode
 from fsd.model.errors import Busy
 from fsd.model.limits import BLOCK
+from fsd.model.ops import UNLINK, Op, Unlink
 from fsd.service import pins
 from fsd.service.access import FsRef
+from fsd.service.native import Ask
 from fsd.service.open import Service
 from fsd.service.retained import At
+from fsd.service.sessions import SessionInfo
 from fsd.service.sweep import FIGURES, Terms
 from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import make_commit
@@ -57,9 +61,10 @@ def read_state(service: Service, fs: FsRef, seq: int) -> dict[str, bytes]:
 
 @dataclass
 class Kept:
-    """A state that is kept, and what it showed."""
+    """A state that is kept, and what it showed: by a checkpoint, or by a pin alone (`checkpoint` '')."""
 
     pin: int
+    checkpoint: str
     seq: int
     files: dict[str, bytes]
 
@@ -79,6 +84,7 @@ class Churn:
     commits: int = 0
     resent: int = 0
     compared: int = 0
+    forked: int = 0
     swept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FIGURES, 0))
     failures: list[BaseException] = field(default_factory=list)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
@@ -86,7 +92,7 @@ class Churn:
 
     def run(self, seconds: float) -> None:
         """All threads for so long, and until enough was done; raises what the first one failed with."""
-        steps: list[Callable[[random.Random], None]] = [self._keeper, self._reader]
+        steps: list[Callable[[random.Random], None]] = [self._keeper, self._reader, self._forker]
         steps += [self._sweeper] * self.sweepers
         threads = [
             threading.Thread(target=self._guard, args=(step, random.Random(self.rng.random())), daemon=True)
@@ -101,7 +107,12 @@ class Churn:
         began = time.monotonic()
         while not self.failures and time.monotonic() < began + seconds + ENOUGH_IN:
             time.sleep(0.05)
-            if time.monotonic() > began + seconds and self.commits > 20 and self.swept["blobs"] > 5:
+            if (
+                time.monotonic() > began + seconds
+                and self.commits > 20
+                and self.swept["blobs"] > 5
+                and self.forked
+            ):
                 break
         self._stop.set()
         for thread in threads:
@@ -110,6 +121,7 @@ class Churn:
         if self.failures:
             raise self.failures[0]
         assert self.commits > 5 and self.compared and self.swept["blobs"] > 5, "the run did too little"
+        assert self.forked, "nothing was forked"
 
     def _guard(self, step: Callable[[random.Random], None], rng: random.Random) -> None:
         try:
@@ -168,11 +180,57 @@ class Churn:
             kept = self.kept.pop(rng.randrange(len(self.kept))) if len(self.kept) >= KEPT else None
         if kept is not None:
             self._compare(service, kept)
-            service.db.write(lambda tx: pins.unpin(tx, service.packs, self.bench.fs, kept.pin))
+            self._let_go(service, kept)
         with self._mutex:
-            number, seq = service.db.write(lambda tx: pins.pin(tx, self.bench.fs, "checkpoint", "churn"))
-            self.kept.append(Kept(number, seq, {name: data for name, (_, data) in self.model.items()}))
+            files = {name: data for name, (_, data) in self.model.items()}
+            fs = self.bench.fs
+            if rng.random() < 0.5:
+                made = service.db.write(lambda tx: service.checkpoints.make(tx, fs, None, Ask()))
+                self.kept.append(Kept(0, made["checkpoint_id"], made["fs_seq"], files))
+            else:
+                number, seq = service.db.write(lambda tx: pins.pin(tx, fs, "journal", "churn"))
+                self.kept.append(Kept(number, "", seq, files))
         time.sleep(rng.random() / 20)
+
+    def _let_go(self, service: Service, kept: Kept) -> None:
+        def remove(tx: Tx) -> None:
+            if kept.checkpoint:
+                service.checkpoints.delete(tx, self.bench.fs, None, kept.checkpoint)
+            else:
+                pins.unpin(tx, service.packs, self.bench.fs, kept.pin)
+
+        service.db.write(remove)
+
+    def _forker(self, rng: random.Random) -> None:
+        """Fork the present state; read the fork before, while and after it is copied; remove half of its
+        files, so that packs are shared in part; sweep it; delete it."""
+        service, fs = rng.choice(self.services), self.bench.fs
+        with self._mutex:
+            made = service.db.write(lambda tx: service.forks.create(tx, fs, "fork", []))
+            model = dict(self.model)
+        fork = service.filesystems.get(made["file_system_id"])
+        files = {name: data for name, (_, data) in model.items()}
+        assert read_state(service, fork, made["fs_seq"]) == files, "the alias shows something else"
+        service.forks.finish(fork)
+        assert read_state(service, fork, made["fs_seq"]) == files, "the copy shows something else"
+        start = service.sessions.start(fork, SessionInfo("m", "fork", "/mnt", "/", False, "0"))
+        gone = list(model)[::2]
+        ops: list[Op] = [
+            Unlink(at + 1, UNLINK, ROOT_INO, name.encode(), model[name][0], 2**40, 1)
+            for at, name in enumerate(gone)
+        ]
+        if ops:
+            commit = make_commit(start.session, start.ticket, ops, (0, 0, 0), [])
+            assert not service.commits.commit(fork, commit, ADMIN_GRANT).outcomes
+        self.sweep(service, fs=fork)
+        left = {name: data for name, data in files.items() if name not in gone}
+        assert read_state(service, fork, service.feed.head(fork)) == left
+        assert read_state(service, fork, made["fs_seq"]) == files, "its base is kept"
+        service.db.write(lambda tx: service.filesystems.delete(tx, fork.name))
+        while service.filesystems.collect():
+            pass
+        self.forked += 1
+        time.sleep(rng.random() / 10)
 
     def _reader(self, rng: random.Random) -> None:
         """A state that stays kept while it is read: only this thread holds it back."""
@@ -200,16 +258,15 @@ class Churn:
         service = rng.choice(self.services)
         self.sweep(service, f"{rng.randrange(16**16):016x}")
 
-    def sweep(self, service: Service, token: str = "0" * 16) -> dict[str, int]:
+    def sweep(self, service: Service, token: str = "0" * 16, fs: FsRef | None = None) -> dict[str, int]:
+        fs = fs or self.bench.fs
         done = dict.fromkeys(FIGURES, 0)
         cursor = ""
         while True:
             try:
-                page = service.sweep.call(self.bench.fs.name, Terms(self.older), cursor, token=token)
+                page = service.sweep.call(fs.name, Terms(self.older), cursor, token=token)
             except Busy:  # two at once: the lease passes between them
-                service.db.write(
-                    lambda tx: tx.execute("UPDATE sweep SET holder='' WHERE fs=?", (self.bench.fs.id,))
-                )
+                service.db.write(lambda tx: tx.execute("UPDATE sweep SET holder='' WHERE fs=?", (fs.id,)))
                 continue
             for name in FIGURES:
                 done[name] += page[name]
@@ -226,7 +283,7 @@ class Churn:
         service = self.services[0]
         for kept in self.kept:
             self._compare(service, kept)
-            service.db.write(lambda tx, n=kept.pin: pins.unpin(tx, service.packs, self.bench.fs, n))  # type: ignore[misc]
+            self._let_go(service, kept)
         self.kept.clear()
         head = service.feed.head(self.bench.fs)
         found = read_state(service, self.bench.fs, head)
