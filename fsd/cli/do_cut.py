@@ -58,9 +58,8 @@ def _mount_of(context: Context, args: SimpleNamespace) -> Record | None:
     if args.mount is not None:
         found: Record = local.runtime(context).find(Path(args.mount))
         return found
-    here = [
-        one for one in local.mounts_here(context, context.data().file_system_id) if one.state == "mounted"
-    ]
+    found_here = local.mounts_here(context, context.data().file_system_id)
+    here = [one for one in found_here if one.state == "mounted" and not one.shown]
     if not here:
         return None
     inside = [one for one in here if _is_inside(one.mountpoint)]

@@ -35,6 +35,7 @@ Tell = Callable[[str], Awaitable[None]]
 ROUNDS: Final = 3
 SYNC_TIMEOUT: Final = 20.0
 TOLD_EVERY: Final = 1.0
+MAPPINGS: Final = "what was stored through shared mappings could not be fetched from the kernel in time"
 ASKS_MAX: Final = 64  # barriers asked for from outside and not begun
 
 
@@ -62,8 +63,12 @@ class Checkpoints:
                     hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
                     details={"status": "not_drained", "not_flushed": refused},
                 )
-            with trio.move_on_at(min(end, trio.current_time() + SYNC_TIMEOUT)):
+            with trio.move_on_at(min(end, trio.current_time() + SYNC_TIMEOUT)) as scope:
                 await self._empty_mappings()
+            if scope.cancelled_caught:
+                refused.append({"path": "", "reason": MAPPINGS})
+                if not partial_too:
+                    raise NotDrained(MAPPINGS, details={"status": "not_drained", "not_flushed": refused})
             left = None if within is None else max(0.1, end - trio.current_time())
             made = await self._cut(ask, partial_too, left, tell)
             made["not_flushed"] = refused + made["not_flushed"]

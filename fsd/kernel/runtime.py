@@ -48,6 +48,7 @@ class Record:
     state: str = STARTING
     restarts: int = 0
     ended: dict[str, Any] = field(default_factory=dict)
+    shown: str = ""  # the retained state it shows, as in a query string; empty: the live one
 
     @property
     def source(self) -> str:

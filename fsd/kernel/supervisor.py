@@ -146,6 +146,7 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
         endpoint=options.endpoint,
         remote_path=options.remote_path.decode("utf-8", "backslashreplace"),
         runtime_dir=str(directory.path),
+        shown=options.state,
     )
     directory.write(record)
     directory.point(record)

@@ -137,8 +137,14 @@ class Verbs:
         ask = args.get("ask")
         if not isinstance(ask, dict):
             raise UsageError("ask holds the checkpoint's fields")
+        if self._daemon.options.state:
+            raise UsageError(
+                "this mount shows a state that is kept, which never changes",
+                hint="a checkpoint of the live tree is made through a mount of that, or with --remote",
+            )
+        within = _seconds(args) if "timeout" in args else self._within(args)  # null: however long it takes
         made = await self._daemon.checkpoints.create(
-            ask, partial_too=bool(args.get("partial")), within=self._within(args), tell=tell
+            ask, partial_too=bool(args.get("partial")), within=within, tell=tell
         )
         return {**made, "mount_path": str(self._daemon.place)}, None
 

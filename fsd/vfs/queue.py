@@ -16,6 +16,7 @@ from fsd.wire.frame import Blob
 
 # Block lists travel in the header; one of a big file may be large, so few of them go together.
 HEADER_BLOCKS_MAX = 100_000
+OPNO_MAX = 1 << 63
 
 
 class Touched(NamedTuple):
@@ -161,8 +162,10 @@ class CommitQueue:
         """The operations of the next commit: from the head, up to the first that is not made yet."""
         taken: list[Queued] = []
         size = rows = count = 0
+        most = min(most, COMMIT_OPS_MAX)
+        last = OPNO_MAX if self.held is None else self.held
         for queued in self._ops.values():
-            if queued.op is None or len(taken) >= min(most, COMMIT_OPS_MAX) or self.waits(queued):
+            if queued.op is None or len(taken) >= most or queued.opno > last:
                 break
             size += sum(len(blob.stored) for blob in queued.blobs)
             count += len(queued.blobs)

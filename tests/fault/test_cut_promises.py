@@ -13,6 +13,7 @@ import pytest
 from support.bench import Bench
 from support.client import Client, Clock
 from support.inproc import InProcess
+from support.twin import clone
 
 from fsd.model.errors import Busy, NotAuthenticated, NotDrained, UsageError
 from fsd.model.ops import REFUSED, Content, Outcome
@@ -146,6 +147,26 @@ def test_a_wrong_request_does_not_stop_the_data(box: Client) -> None:
     assert set(box.bench.tree()) == {"f"}
     assert checkpoints(box) == []
     box.until(cut(box))
+
+
+def test_a_copied_mount_goes_on_under_a_new_session(box: Client, tmp_path: Path) -> None:
+    box.put(box.volume.root_ino, b"both", b"x")
+    copy = clone(box, tmp_path / "copy")
+    copy.put(copy.volume.root_ino, b"copy", b"c", sync=True)
+    session = box.volume.session
+    for number in range(40):
+        box.put(box.volume.root_ino, b"f%d" % number, b"y")
+    want = cut(box)
+    box.put(box.volume.root_ino, b"later", b"z")
+    box.until(want)
+    assert box.volume.session != session
+    names = set(names_at(box, made(want)["fs_seq"]))
+    assert {b"f%d" % number for number in range(40)} <= names
+    assert b"copy" in names
+    assert b"later" not in names
+    assert len(checkpoints(box)) == 1
+    box.until(box.volume.barrier())
+    copy.volume.close()
 
 
 class Refusing(InProcess):

@@ -171,6 +171,21 @@ def check_prefix(place: Path, before: int, after: int) -> None:
     assert got in (states or [{}]), f"no prefix of what was done up to {last}: {got}"
 
 
+def test_a_mount_of_a_journal_entry(box: Sandbox, at: Any) -> None:
+    box.fsd("journal", "create", "--journal-id", "j", "--title", "t", "--actor", "agent:a")
+    for number in range(3):
+        (box.mountpoint / "f").write_text(str(number))
+        box.fsd("journal", "append", "--journal-id", "j", "--entry-json", '{"type": "t"}')
+    place = at("--at-journal", "j:2")
+    assert (place / "f").read_text() == "1"
+    refused = box.fsd("checkpoint", "create", "--mount", str(place), check=False)
+    assert refused.returncode == 2, "what never changes needs no checkpoint"
+    # Beside it the live one is found by itself.
+    assert box.json("checkpoint", "create")["fs_seq"] >= 3
+    both = ("mount", str(place), "--checkpoint", "cp_x", "--at-journal", "j:1")
+    assert box.fsd(*both, check=False).returncode == 2
+
+
 def test_automatic_checkpoints(trusted: Server, tmp_path: Path) -> None:
     box = Sandbox(tmp_path / "auto", trusted.create(), "--auto-checkpoint", "300ms", "--keep", "last=2")
     try:
