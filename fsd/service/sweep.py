@@ -117,10 +117,13 @@ class Sweep:
         if not self._keep.every:
             return False
         if self._now is None:
-            self._now = self._claim_due()
-            if self._now is None:
+            fs = self._due()
+            if fs is None:
                 return False
-            self._began = self._host.monotonic()
+            if not self._claim(fs, self._holder):
+                return True  # another replica was quicker: look for the next
+            self._begin(fs)
+        assert self._now is not None
         cursor, self._now = self._now, None
         if self._until - self._host.wall_ns() < SWEEP_LEASE * NS / 2 and not self._claim(
             cursor.fs, self._holder
@@ -132,18 +135,17 @@ class Sweep:
             self._add(Counter(rounds=1))
         return True
 
-    def _claim_due(self) -> Cursor | None:
+    def _due(self) -> FsRef | None:
         now = self._host.wall_ns()
         row = self._db.read(lambda tx: tx.one(DUE_SQL, (now, now)))
-        if row is None:
-            return None
-        fs = FsRef(int(row[0]), str(row[1]))
-        if not self._claim(fs, self._holder):
-            return None
+        return None if row is None else FsRef(int(row[0]), str(row[1]))
+
+    def _begin(self, fs: FsRef) -> None:
         listed = self._db.read(lambda tx: tx.one("SELECT listed FROM sweep WHERE fs=?", (fs.id,)))
-        before = self._keep.before(now, SWEEP_LIST_EVERY)
+        before = self._keep.before(self._host.wall_ns(), SWEEP_LIST_EVERY)
         self._terms = Terms(self._keep.grace, lists=listed is None or listed[0] < before)
-        return Cursor(fs)
+        self._began = self._host.monotonic()
+        self._now = Cursor(fs)
 
     def _claim(self, fs: FsRef, holder: str) -> bool:
         """Take or renew the lease. A person's sweep takes it from a server's."""

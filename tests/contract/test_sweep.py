@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from support.postgres import PostgresServer
@@ -13,7 +15,8 @@ from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import Busy, NotFound, UsageError
 from fsd.model.limits import FEED_KEEP, REPACK_INLINE, SESSION_KEEP, SESSION_ROWS_KEEP, SWEEP_EVERY
 from fsd.service import pins
-from fsd.service.sweep import Terms
+from fsd.service.open import ServiceOptions, open_service
+from fsd.service.sweep import Sweep, Terms
 from fsd.wire.frame import make_blob
 
 LARGE = 90_000  # more than an inline pack
@@ -340,3 +343,32 @@ def test_cursors_that_are_none(bench: SweepBench, cursor: str) -> None:
 def test_a_filesystem_that_is_not_there(bench: SweepBench) -> None:
     with pytest.raises(NotFound):
         bench.service.sweep.call("fs_" + "z" * 20, Terms(DAY), "")
+
+
+def test_replicas_share_the_work(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    """Two servers in turn and at once: every filesystem is swept once, none is left out."""
+    with SweepBench(tmp_path / "data", database=postgres_server.fresh()) as bench:
+        filesystems = [bench.fs, *(bench.new_fs() for _ in range(7))]
+        for fs in filesystems:
+            bench.fs = fs
+            m = bench.mount()
+            ino = m.file(ROOT_INO, b"f", noise(fs.id, LARGE))
+            m.commit()
+            m.unlink(ROOT_INO, b"f", ino, m.seq)
+            m.commit()
+        bench.time.ahead = DAY + 60
+        options = ServiceOptions(tmp_path / "data", bench.database)
+        other = open_service(options, bench.host)
+        sweeps = [bench.service.sweep, other.sweep]
+        with ThreadPoolExecutor(2) as pool:
+
+            def work(sweep: Sweep) -> None:
+                while sweep.turn():
+                    pass
+
+            list(pool.map(work, sweeps))
+        rounds = [sweep.totals()["rounds"] for sweep in sweeps]
+        assert sum(rounds) == len(filesystems) and min(rounds) > 0
+        assert sum(sweep.totals()["objects"] for sweep in sweeps) == len(filesystems)
+        assert bench.objects() == {}
+        other.close()

@@ -29,6 +29,7 @@ class SweepBench(Bench):
 
     def __init__(self, directory: Path, host: Host | None = None, database: str | None = None) -> None:
         self.time = Time()
+        self.database = database
         super().__init__(directory, replace(host or Host(), wall_ns=self.time), database)
 
     def sweep(
