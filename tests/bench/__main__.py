@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,7 +106,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def stopped(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)  # through the `finally` that unmounts and ends everything
+
+
 def main() -> int:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stopped)
     chosen = arguments()
     if chosen.show is not None:
         print(report.text(Results.load(chosen.show)))

@@ -57,8 +57,7 @@ class Peer:
     def unmount(self) -> None: ...
 
     def settle(self) -> None:
-        """Everything durable, mounted as before."""
-        sync_directory(self.root)
+        """Wait until the daemon has nothing to do in the background, mounted as before."""
 
     def daemons(self) -> list[int]:
         return []
@@ -103,9 +102,6 @@ class Passthrough(Peer):
         )
         log.close()
         proc.await_true("mount of passthrough_ll", lambda: os.path.ismount(self.root), 20)
-
-    def settle(self) -> None:
-        sync_directory(self.below)
 
     def unmount(self) -> None:
         run(["fusermount3", "-u", self.root])
@@ -163,9 +159,6 @@ class JuiceFs(Peer):
         run([self.binary, "umount", self.root])
         proc.await_end(self.mounted, 60)
         self.mounted = []
-
-    def settle(self) -> None:
-        sync_directory(self.root)
 
     def daemons(self) -> list[int]:
         return self.mounted

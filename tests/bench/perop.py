@@ -57,18 +57,16 @@ def measure(peer: Peer, directory: Path, count: int = COUNT) -> Iterator[tuple[s
         ("unlink", unlink),
     ]
     for kind, call in kinds:
+        server = proc.cpu(peer.servers())
         used, took = _cost(peer, call)
         yield f"{kind}, us CPU", used / count * 1e6
         yield f"{kind}, us", took / count * 1e6
-        if kind != "create+write+close":
+        if kind != "create+write+close" or not peer.servers():
             peer.settle()
             continue
-        server = proc.cpu(peer.servers())
         used, _ = _cost(peer, peer.settle)
         yield "flush of a created file, us CPU", used / count * 1e6
-        if peer.servers():
-            served = (proc.cpu(peer.servers()) - server) / count * 1e6
-            yield "flush of a created file, server, us CPU", served
+        yield "flush of a created file, server, us CPU", (proc.cpu(peer.servers()) - server) / count * 1e6
 
 
 def _cost(peer: Peer, call: Callable[[], None]) -> tuple[float, float]:
