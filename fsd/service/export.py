@@ -10,20 +10,21 @@ from __future__ import annotations
 import stat
 import tarfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
+from fsd.model import blocks
 from fsd.model.attrs import Attr
 from fsd.model.errors import NotFound
-from fsd.model.limits import EXPORT_PAGE, EXPORT_PIN
+from fsd.model.limits import EXPORT_PAGE, EXPORT_PIN, UPLOAD_PACK
 from fsd.service import pins
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.packs import Packs
 from fsd.service.retained import At, State, state_of
 from fsd.service.tree import Walked, resolve, walk
-from fsd.service.upload import Reading
+from fsd.service.upload import Reading, assemble, open_blobs
 
 _TYPES: Final = {
     stat.S_IFREG: tarfile.REGTYPE,
@@ -34,6 +35,7 @@ _TYPES: Final = {
     stat.S_IFBLK: tarfile.BLKTYPE,
 }
 _END: Final = bytes(2 * tarfile.BLOCKSIZE)
+_BATCH: Final = 256  # small entries whose contents are fetched together
 _GATHER: Final = 256 * 1024  # bytes of small entries that are sent together
 
 
@@ -112,7 +114,28 @@ class Export:
         if not self._queue:
             self._done = True
             return _END
-        return self._entry(self._queue.popleft())
+        few = self._small_ones()
+        return few if few else self._entry(self._queue.popleft())
+
+    def _small_ones(self) -> bytes:
+        """The next entries up to the first file of several blocks: what they hold is fetched together."""
+        batch: list[Walked] = []
+        size = 0
+        while self._queue and len(batch) < _BATCH and size < UPLOAD_PACK and self._queue[0].attr.blocks < 2:
+            batch.append(self._queue.popleft())
+            size += batch[-1].attr.size
+        need: set[bytes] = set()
+        need = need.union(*(blocks.hashes(one.attr.first_block()) for one in batch))
+        data = open_blobs(self._packs, self._state.fs, need) if need else {}
+        return b"".join(piece for one in batch for piece in self._small_one(one, data))
+
+    def _small_one(self, one: Walked, data: dict[bytes, bytes]) -> Iterator[bytes]:
+        attr = one.attr
+        header, content = self._head(one)
+        yield header
+        if content:
+            yield assemble(attr.first_block(), 0, attr.size, data)
+            yield bytes(-attr.size % tarfile.BLOCKSIZE)
 
     def _walk(self) -> None:
         def read(tx: Tx) -> list[Walked]:
@@ -128,21 +151,28 @@ class Export:
         self._queue.extend(Walked(below + one.path, one.attr) for one in found)
 
     def _entry(self, one: Walked) -> bytes:
+        """The head of an entry whose content, if it has any to send, is read piece by piece."""
         attr = one.attr
-        kind = _TYPES.get(stat.S_IFMT(attr.mode))
-        if kind is None:
-            self.skipped += 1
-            return b""
-        first = self._links.get(attr.ino)
-        if first is None and attr.nlink > 1 and not attr.is_dir:
-            self._links[attr.ino] = one.path
-        linked = first is not None
-        if attr.is_file and not linked and attr.size:
+        header, content = self._head(one)
+        if content:
             self._reading = self._db.read(
                 lambda tx: Reading.open(tx, self._db, self._packs, self._fs, self._state, attr, 0, attr.size)
             )
             self._padding = -attr.size % tarfile.BLOCKSIZE
-        return _header(one.path, attr, tarfile.LNKTYPE if linked else kind, first)
+        return header
+
+    def _head(self, one: Walked) -> tuple[bytes, bool]:
+        """An entry's headers, and whether its content follows."""
+        attr = one.attr
+        kind = _TYPES.get(stat.S_IFMT(attr.mode))
+        if kind is None:
+            self.skipped += 1
+            return b"", False
+        first = self._links.get(attr.ino)
+        if first is None and attr.nlink > 1 and not attr.is_dir:
+            self._links[attr.ino] = one.path
+        content = attr.is_file and first is None and attr.size > 0
+        return _header(one.path, attr, kind if first is None else tarfile.LNKTYPE, first), content
 
 
 def _header(path: bytes, attr: Attr, kind: bytes, first: bytes | None) -> bytes:

@@ -155,13 +155,13 @@ class Uploading:
 def fold(packs: Packs, fs: FsRef, needed: FoldNeeded) -> Folded:
     """Make the block's parts one stored blob."""
     length = max(part.off + part.length for part in needed.parts)
-    data = assemble(needed.parts, 0, length, _open(packs, fs.id, blocks.hashes(needed.parts)))
+    data = assemble(needed.parts, 0, length, open_blobs(packs, fs.id, blocks.hashes(needed.parts)))
     blob = make_blob(data)
     packs.store(fs.id, fs.name, [blob])
     return Folded(needed.node.ino, needed.idx, needed.parts, (Part(0, length, 0, blob.hash),))
 
 
-def _open(packs: Packs, fs: int, hashes: set[bytes]) -> dict[bytes, bytes]:
+def open_blobs(packs: Packs, fs: int, hashes: set[bytes]) -> dict[bytes, bytes]:
     """The verified bytes of blobs; raises `IntegrityError`."""
     found = packs.read(fs, sorted(hashes))
     lost = hashes - found.keys()
@@ -225,7 +225,7 @@ class Reading:
         wanted = [self._blocks.pop(idx, blocks.HOLE) for idx in range(first, last + 1)]
         need: set[bytes] = set().union(*(blocks.hashes(parts) for parts in wanted))
         try:
-            data = _open(self._packs, self._state.fs, need)
+            data = open_blobs(self._packs, self._state.fs, need)
         except IntegrityError:
             self._db.read(lambda tx: seq_of(tx, self._fs.id))  # a deleted filesystem's blobs are no loss
             raise

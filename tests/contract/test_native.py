@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,9 +19,12 @@ from support.postgres import PostgresServer
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import InvalidPath, NotFound, UnsupportedEntry, UsageError
-from fsd.model.limits import BLOCK
+from fsd.model.limits import BLOCK, EXPORT_PAGE
 from fsd.service import feed, names, records
+from fsd.service.access import ADMIN_GRANT
+from fsd.service.export import Export
 from fsd.service.native import Ask, read_ask
+from fsd.service.open import ServiceOptions, open_service
 from fsd.service.restore import Restored, Wish
 from fsd.service.retained import At
 from fsd.wire.messages import LIST, PATH
@@ -294,3 +300,79 @@ def test_a_path_restore_leaves_what_is_outside_alone(bench: Bench) -> None:
     assert bench.find("d").mode & 0o777 == 0o755
     again = restore(bench, made["checkpoint_id"], b"d", own=mount.session)
     assert (again.moved, again.undo) == (False, None), "nothing is left to do"
+
+
+def test_an_export_survives_the_end_of_its_checkpoint(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        export_while_it_goes(bench)
+
+
+def export_while_it_goes(bench: Bench) -> None:
+    mount = bench.mount()
+    data = {f"f{number}": b"%d" % number * 50 for number in range(2 * EXPORT_PAGE)}
+    inos = {name.encode(): mount.file(ROOT_INO, name.encode(), content) for name, content in data.items()}
+    mount.commit()
+    made = make(bench)
+    service, at = bench.service, At(checkpoint=made["checkpoint_id"])
+    opened = Export.open(service.db, service.packs, bench.host, bench.fs, ADMIN_GRANT, at, ())
+    pieces = [opened.next_piece()]
+    for name in list(inos)[::2]:
+        mount.unlink(ROOT_INO, name, inos[name], mount.seq)
+    mount.commit()
+    delete(bench, made["checkpoint_id"])
+    while piece := opened.next_piece():
+        pieces.append(piece)
+    opened.close()
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
+        found = {one.name[2:]: tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
+    assert found == data
+    pins = service.db.read(lambda tx: tx.all("SELECT kind FROM pin WHERE fs=?", (bench.fs.id,)))
+    assert pins == []
+
+
+def test_checkpoints_and_commits_race_for_one_filesystem(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """Two replicas: one commits, the other makes checkpoints. Each shows a prefix of the commits."""
+    url = postgres_server.fresh()
+    with Bench(tmp_path, database=url) as bench:
+        other = open_service(ServiceOptions(tmp_path, url), bench.host)
+        mount = bench.mount()
+        ino = mount.file(ROOT_INO, b"count", b"0")
+        mount.commit()
+        failed: list[BaseException] = []
+        ready = threading.Event()
+
+        def write() -> None:
+            try:
+                for turn in range(1, 21):
+                    mount.write(ino, b"%d" % turn, mount.seq)
+                    mount.create(ROOT_INO, b"n%d" % turn)
+                    mount.commit()
+                    ready.set()
+            except BaseException as exc:
+                failed.append(exc)
+                raise
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        ready.wait(30)
+        made = [
+            other.db.write(lambda tx: other.checkpoints.make(tx, bench.fs, None, Ask())) for _ in range(10)
+        ]
+        for one in made[::3]:
+            other.db.write(
+                lambda tx, n=one["checkpoint_id"]: other.checkpoints.delete(tx, bench.fs, None, n)  # type: ignore[misc]
+            )
+        thread.join(60)
+        assert not failed
+        for at, one in enumerate(made):
+            if at % 3 == 0:
+                continue
+            _, (listing,) = bench.service.namespace.ask(
+                bench.fs, [(LIST, ROOT_INO, b"", 1000)], At(checkpoint=one["checkpoint_id"])
+            )
+            names = {entry.name for entry in listing[0]}
+            turns = one["fs_seq"] - 1
+            assert names == {b"count", *(b"n%d" % turn for turn in range(1, turns + 1))}
+        other.close()
