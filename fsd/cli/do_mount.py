@@ -14,20 +14,20 @@ from urllib.parse import quote
 from fsd.cli import leftovers, local
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_control import control
-from fsd.cli.do_files import files, shown_name
+from fsd.cli.do_files import shown_name
 from fsd.cli.do_journal import journals
 from fsd.cli.output import Document, Raw, Result, columns, table
-from fsd.client.files import Files, FindFilter, raw_path
+from fsd.client.files import raw_path
+from fsd.client.http import Http
+from fsd.client.leases import Leases
 from fsd.model.errors import FsdError, NotFound, UsageError
 from fsd.model.limits import IO_TIMEOUT, MIB
-from fsd.model.names import LOST_DIR, split_path
 from fsd.model.token import parse
 
 if TYPE_CHECKING:
     from fsd.kernel.options import MountOptions
 
 LONG_TIMEOUT: Final = 30.0  # what ti's drain and unmount wait
-CONFLICT_PATTERNS: Final = (b"*.conflict-*", b"*.recovered-*")
 
 
 def place(args: SimpleNamespace) -> Path:
@@ -263,31 +263,14 @@ def mounts(context: Context, args: SimpleNamespace) -> Document:
 
 def conflicts(context: Context, args: SimpleNamespace) -> Document:
     """Copies that lost against another's change, content of an unclean end, and the lost-and-found."""
-    api, top = files(context), remote_path(args.path)
-    # By path: a copy inside a lost-and-found is met twice.
-    found: dict[bytes, dict[str, Any]] = {}
-    for pattern in CONFLICT_PATTERNS:
-        what = "recovered" if b"recovered" in pattern else "conflict"
-        for match in api.find(top, FindFilter(name=pattern)):
-            found[raw_path(match)] = {"reason": what, **match}
-    for place in _lost_dirs(api, top):
-        try:
-            for entry in api.list(place, recursive=True):
-                found[raw_path(entry)] = {"reason": "lost", **entry}
-        except NotFound:
-            pass  # nothing was ever put there
-    listed = [found[path] for path in sorted(found)]
+    leases = Leases(Http(context.data(), context.host))
+    found = sorted(leases.conflicts(remote_path(args.path)), key=raw_path)
 
     def text(value: Any) -> str:
-        return "".join(f"{c['reason']}  {shown_name(c, 'path')}\n" for c in value["conflicts"])
+        return "".join(
+            f"{c['reason']}  {shown_name(c, 'path')}  for {c['original']}  by {c['host']}:{c['mount']}  "
+            f"{c['at']}  {c['detail']}\n"
+            for c in value["conflicts"]
+        )
 
-    return Document({"path": args.path, "conflicts": listed}, text=text)
-
-
-def _lost_dirs(api: Files, top: bytes) -> list[bytes]:
-    """Where content from below `top` may have been put: at the root of the mount that lost it, which is
-    below `top`, `top` itself or above it."""
-    below = [raw_path(one) for one in api.find(top, FindFilter(name=LOST_DIR, kind="directory"))]
-    parts = split_path(top)
-    above = [b"".join(b"/" + p for p in (*parts[:depth], LOST_DIR)) for depth in range(len(parts) + 1)]
-    return [*dict.fromkeys([*above, *below])]
+    return Document({"path": args.path, "conflicts": found}, text=text)

@@ -1,4 +1,4 @@
-"""Leases over HTTP, and `fsd lock`: a command that runs while a lock is held.
+"""Leases and conflicts over HTTP, and `fsd lock`: a command that runs while a lock is held.
 
 `Leases` may be used from any thread; `locked` belongs to the main thread (signals).
 """
@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any, Final
 
 from fsd.client.files import json_name
-from fsd.client.http import Http
+from fsd.client.http import Http, encode_path
 from fsd.model.errors import FsdError, LeaseHeld, LeaseLost, LockLost, Unavailable
+from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
 
 JsonObject = dict[str, Any]
@@ -31,16 +32,28 @@ CANNOT_EXECUTE: Final = 126
 
 
 class Leases:
-    """The leases of one filesystem."""
+    """The leases of one filesystem, and what its mounts' conflicts left."""
 
     def __init__(self, http: Http, file_system_id: str | None = None) -> None:
         self.http = http
-        self._base = f"/v1/file-systems/{file_system_id or http.identity.file_system_id}/leases"
+        self._root = f"/v1/file-systems/{file_system_id or http.identity.file_system_id}"
+        self._base = f"{self._root}/leases"
 
     def held(self) -> list[JsonObject]:
         """Those that are held: writer leases of mounts, and locks."""
         found: list[JsonObject] = self.http.json("GET", self._base)["leases"]
         return found
+
+    def conflicts(self, top: bytes) -> Iterator[JsonObject]:
+        """What conflicts put beside below `top`, or meant for it, and nobody has taken care of since."""
+        cursor: str | None = None
+        while True:
+            route = f"{self._root}/conflicts/{encode_path(top)}"
+            page = self.http.json("GET", route, query={"limit": LIST_PAGE_MAX, "cursor": cursor})
+            yield from page["conflicts"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
 
     def lock(self, path: bytes, host: str, command: str, ttl: float) -> JsonObject:
         """Take the lock called `path`. Raises `LeaseHeld`."""

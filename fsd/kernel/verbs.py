@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Answer = tuple[dict[str, Any], Callable[[], None] | None]
 PACE: Final = 0.02
+STATUS_WAIT: Final = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -35,6 +37,7 @@ class Verbs:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._counted: tuple[int, int] | None = None  # seq, conflicts then
 
     def table(self) -> dict[str, Verb]:
         return {
@@ -61,6 +64,8 @@ class Verbs:
         if found is None:
             raise Unavailable("the FUSE thread does not answer", hint="its stacks are in the log")
         pending, own, session, seq = found
+        events = volume.core.conflicts
+        own = {**own, "conflict_events": events, "conflicts": await self._conflicts(seq, events)}
         stats = daemon.cache.stats()
         health = daemon.remote.health()
         answer: dict[str, Any] = {
@@ -94,6 +99,21 @@ class Verbs:
             "state_dir": str(daemon.start.directory.read(daemon.options.mount_id).state_dir),
         }
         return {**_jsonable(own), **answer}, None
+
+    async def _conflicts(self, seq: int, events: int) -> int:
+        """How many conflicts nobody has taken care of yet, as `fsd conflicts` lists them. While the server
+        does not answer, how many there were when it last did; where it never did, this mount's `events`."""
+        daemon = self._daemon
+        stale = self._counted is None or self._counted[0] != seq
+        if stale and daemon.remote.health().reachable:
+            ask = partial(daemon.remote.count_conflicts, daemon.options.remote_path, STATUS_WAIT)
+            try:
+                with trio.move_on_after(STATUS_WAIT):
+                    count = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+                    self._counted = (seq, count)
+            except FsdError as exc:
+                log.info("conflicts were not counted: %s", exc)
+        return events if self._counted is None else self._counted[1]
 
     async def drain(self, args: dict[str, Any], tell: Tell) -> Answer:
         drained = await self._daemon.stopper.drain(self._within(args), tell)

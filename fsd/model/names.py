@@ -10,6 +10,7 @@ from fsd.model.errors import PosixError, UsageError
 from fsd.model.limits import NAME_MAX
 
 LOST_DIR = b".fsd-lost"
+RECOVERED_MARK = b".recovered-"
 _MARK_UNSAFE = re.compile(rb"[^A-Za-z0-9._-]+")
 
 
@@ -76,4 +77,4 @@ def conflict_name(name: bytes, mount: str, time_ns: int, attempt: int = 0) -> by
 def recovered_name(name: bytes, mount: str, time_ns: int, attempt: int = 0) -> bytes:
     """`NAME.recovered-<mount>-<time>`, for content a power cut made doubtful."""
     again = b"" if attempt == 0 else b"-%d" % attempt
-    return _fit(name, b".recovered-" + _mark(mount) + b"-" + _stamp(time_ns) + again)
+    return _fit(name, RECOVERED_MARK + _mark(mount) + b"-" + _stamp(time_ns) + again)

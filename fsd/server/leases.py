@@ -1,10 +1,12 @@
-"""Leases by a token: the locks of `fsd lock`, and keeping, giving up and listing leases of both kinds.
+"""Leases by a token: the locks of `fsd lock`, and keeping, giving up and listing leases of both kinds. And
+what conflicts between mounts left.
 
 A mount's writer lease comes with its session (`POST …/sessions`, `exclusive`).
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +22,8 @@ from fsd.server.context import (
     idempotent_call,
     json_response,
     only,
+    query_flag,
+    query_limit,
     read_json,
     send,
     string,
@@ -27,7 +31,8 @@ from fsd.server.context import (
     whole,
 )
 from fsd.server.route import RouteDef, route
-from fsd.server.tree_json import field_path, from_b64
+from fsd.server.tree_json import field_path, from_b64, kind_of_mode, named, path_of
+from fsd.service.conflicts import Conflict
 from fsd.service.idempotency import Answer
 from fsd.service.leases import Exclusive
 from fsd.service.writers import Lease
@@ -102,6 +107,47 @@ async def release_lease(request: Request) -> Response:
     return json_response({"fence": fence, "status": "released"})
 
 
+async def list_conflicts(request: Request) -> Response:
+    """What conflicts put beside below a path, or meant for it, and nobody has removed or renamed since. With
+    `count` only how many."""
+    ctx = context(request)
+    fs, _ = await ctx.who(request)
+    top = b"/" + b"/".join(path_of(request))
+    if query_flag(request, "count"):
+        return json_response({"count": await ctx.run(lambda: ctx.service.conflicts.count(fs, top))})
+    limit, after = query_limit(request), _cursor(request)
+    found, last = await ctx.run(lambda: ctx.service.conflicts.page(fs, top, after, limit))
+    cursor = None if last is None else base64.urlsafe_b64encode(b"%d/" % last[0] + last[1]).decode()
+    return json_response({"conflicts": [_conflict(one) for one in found], "next_cursor": cursor})
+
+
+def _cursor(request: Request) -> tuple[int, bytes] | None:
+    text = request.query_params.get("cursor")
+    if not text:
+        return None
+    try:
+        parent, _, name = base64.urlsafe_b64decode(text.encode()).partition(b"/")
+        return int(parent), name
+    except (ValueError, UnicodeEncodeError) as exc:
+        raise UsageError("the cursor is none this route gave") from exc
+
+
+def _conflict(one: Conflict) -> dict[str, Any]:
+    return {
+        **named("path", one.path),
+        **named("original", one.original),
+        "kind": kind_of_mode(one.mode),
+        "reason": one.kind,
+        "detail": one.reason,
+        "host": one.host,
+        "mount": one.place,
+        "session": one.session,
+        "at": rfc3339(one.at),
+        "fs_seq": one.seq,
+        "ino": str(one.ino),
+    }
+
+
 def _fence(request: Request) -> int:
     text = request.path_params["fence"]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
@@ -127,4 +173,5 @@ def routes() -> list[RouteDef]:
         route("GET", ONE + "/leases", list_leases),
         route("POST", ONE + "/leases/{fence}/renew", renew_lease),
         route("POST", ONE + "/leases/{fence}/release", release_lease),
+        route("GET", ONE + "/conflicts/{path:path}", list_conflicts),
     ]

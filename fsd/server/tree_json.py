@@ -40,7 +40,11 @@ KIND_NAMES: Final = frozenset(_KINDS.values())
 
 
 def kind_of(attr: Attr) -> str:
-    return _KINDS.get(stat.S_IFMT(attr.mode), "file")
+    return kind_of_mode(attr.mode)
+
+
+def kind_of_mode(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "file")
 
 
 def revision_of(attr: Attr) -> str:

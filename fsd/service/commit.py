@@ -39,6 +39,7 @@ from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX
 from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold_tree
+from fsd.service.conflicts import note
 from fsd.service.decide import apply
 from fsd.service.feed import Feed
 from fsd.service.packs import Packs, Prepared
@@ -181,6 +182,17 @@ class Commits:
         moved = self._write(tx, fs, state, rules, session.id)
         next_op = done[-1].opno + 1 if done else session.next_op
         seq = state.seq + 1 if moved else state.seq
+        if rules.put_beside:
+            note(
+                tx,
+                fs.id,
+                rules.view,
+                rules.put_beside,
+                session=session.id,
+                host=session.mount,
+                seq=seq,
+                now=now,
+            )
         ticket = self._host.token_bytes(TICKET)
         made = None if need_full else self._checkpoint(tx, fs, commit, outcomes, who)
         answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full, made)

@@ -15,6 +15,7 @@ from fsd.meta.sqlite import FILE
 from fsd.model.errors import IntegrityError, UsageError
 from fsd.service.barriers import Barriers
 from fsd.service.commit import Commits, Numbers
+from fsd.service.conflicts import Conflicts
 from fsd.service.feed import Feed
 from fsd.service.filesystems import FileSystems
 from fsd.service.forks import Forks
@@ -71,6 +72,7 @@ class Service:
     tokens: Tokens
     journals: Journals
     leases: Leases
+    conflicts: Conflicts
     idempotency: Idempotency
     paths: Paths
     threads: Threads
@@ -129,6 +131,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
         tokens=tokens,
         journals=Journals(db, host, retention.history),
         leases=Leases(db, feed, host),
+        conflicts=Conflicts(db),
         idempotency=Idempotency(db, host),
         paths=Paths(host, commits.direct, commits.new_ino),
         threads=threads,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from typing import Final
+from typing import Final, NamedTuple
 
 from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import Parts
@@ -39,6 +39,17 @@ class NeedFull(Exception):
     def __init__(self, opno: int) -> None:
         super().__init__(opno)
         self.opno = opno
+
+
+class Beside(NamedTuple):
+    """Something that was given the entry (`parent`, `name`) and was meant for (`wanted_parent`, `wanted`)."""
+
+    parent: int
+    name: bytes
+    ino: int
+    wanted_parent: int
+    wanted: bytes
+    reason: str
 
 
 class Rules:
@@ -70,6 +81,7 @@ class Rules:
         self.folds = folds
         self.redirects_new: dict[int, int] = {}
         self.moved_new: dict[tuple[int, bytes, int], NameKey] = {}
+        self.put_beside: list[Beside] = []  # for the record of conflicts
 
     # Words used by several rules.
 
@@ -195,6 +207,11 @@ class Rules:
     def changed_since(self, node: Node, base: int) -> bool:
         """Whether another session changed the content after `base`."""
         return node.cseq > base and node.writer != self.me
+
+    def beside(self, slot: Name, parent: int, name: bytes, reason: str) -> None:
+        """What has the entry `slot` now was meant for another."""
+        if self.me and (slot.parent, slot.name) != (parent, name):
+            self.put_beside.append(Beside(slot.parent, slot.name, slot.ino, parent, name, reason))
 
     def told(
         self, op: Op, number: int, reason: str, ino: int = 0, parent: int = 0, name: bytes = b""

@@ -11,6 +11,7 @@ from typing import Final
 
 from fsd.model.attrs import ROOT_INO, session_of
 from fsd.model.limits import LINK_MAX, SYMLINK_MAX
+from fsd.model.names import RECOVERED_MARK
 from fsd.model.ops import Create, Link, Outcome, Rmdir, Unlink
 from fsd.service.rules import ID_MAX, Refuse, Rules, check_new_name
 from fsd.service.view import Name, Node
@@ -57,8 +58,11 @@ def create(rules: Rules, op: Create) -> Outcome | None:
     rules.view.add_node(node)
     rules.enter(slot, node, op.time)
     if told is None:
+        if RECOVERED_MARK in name:
+            rules.beside(slot, parent_ino, name.split(RECOVERED_MARK)[0], "a power cut left it in doubt")
         return None
     rules.remember_move(parent_ino, name, node.ino, (slot.parent, slot.name))
+    rules.beside(slot, parent_ino, name, told[1])
     return rules.told(op, *told, node.ino, slot.parent, slot.name)
 
 
@@ -100,6 +104,7 @@ def link(rules: Rules, op: Link) -> Outcome | None:
         told = rules.told(op, errno.EEXIST, "the name was taken first", node.ino, slot.parent, slot.name)
     rules.enter(slot, node, op.time)
     node.ctime = op.time
+    rules.beside(slot, parent_ino, op.name, "the name was taken first")
     return told
 
 

@@ -47,6 +47,8 @@ def _rename_to(rules: Rules, op: Rename, source: Name, node: Node, new_ino: int,
     if target.ino and target.ino != over and over:
         # The session's own idea of the target may live under a conflict name.
         target = rules.locate(new_ino, op.new_name, over) or target
+        if target is source:
+            return None  # what it would replace went to a conflict name, and is what moves
     why = None if not target.ino else _not_replaced(rules, op, node, target, over)
     if why is None:
         if target.ino:
@@ -64,6 +66,7 @@ def _rename_to(rules: Rules, op: Rename, source: Name, node: Node, new_ino: int,
         target = rules.free_name(new_ino, op.new_name, op.time)
         _move(rules, source, target, node, op.time)
         rules.remember_move(new_ino, op.new_name, node.ino, (target.parent, target.name))
+    rules.beside(target, new_ino, op.new_name, why[1])
     return rules.told(op, *why, node.ino, target.parent, target.name)
 
 

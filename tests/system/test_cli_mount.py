@@ -235,34 +235,6 @@ def test_recover_sends_what_a_lost_daemon_left(server: Server, tmp_path: Path) -
         box.close()
 
 
-def test_conflicts_are_listed(shared_fs: TestFs) -> None:  # noqa: F811
-    for name in ("a.conflict-box-20260101T000000Z", "b.recovered-box-20260101T000000Z", "plain"):
-        assert process("cp", "-", f":/d/{name}", env=shared_fs.env, stdin=b"x").code == 0
-    assert process("cp", "-", ":/.fsd-lost/c", env=shared_fs.env, stdin=b"x").code == 0
-    listed = process("conflicts", env=shared_fs.env).json["conflicts"]
-    assert [(c["reason"], c["path"]) for c in listed] == [
-        ("lost", "/.fsd-lost/c"),
-        ("conflict", "/d/a.conflict-box-20260101T000000Z"),
-        ("recovered", "/d/b.recovered-box-20260101T000000Z"),
-    ]
-
-
-def test_what_mounts_of_subtrees_lost_is_listed(shared_fs: TestFs) -> None:  # noqa: F811
-    """The lost-and-found is at the root of the mount, wherever in the filesystem that is."""
-    copy = "e.conflict-box-20260101T000000Z"
-    for path in ("/.fsd-lost/top", "/s/.fsd-lost/d/mine", f"/s/t/.fsd-lost/{copy}", "/other/.fsd-lost/not"):
-        assert process("cp", "-", f":{path}", env=shared_fs.env, stdin=b"x").code == 0
-
-    def listed(*argv: str) -> list[tuple[str, str]]:
-        found = process("conflicts", *argv, env=shared_fs.env).json["conflicts"]
-        return [(c["reason"], c["path"]) for c in found if c["kind"] == "file"]
-
-    mine, deep = ("lost", "/s/.fsd-lost/d/mine"), ("lost", f"/s/t/.fsd-lost/{copy}")
-    assert listed() == [("lost", "/.fsd-lost/top"), ("lost", "/other/.fsd-lost/not"), mine, deep]
-    assert listed("/s") == [("lost", "/.fsd-lost/top"), mine, deep]
-    assert listed("/s/t") == [("lost", "/.fsd-lost/top"), mine, deep]
-
-
 def test_the_mount_does_not_hold_the_callers_pipes(sandbox: Sandbox) -> None:
     """`x=$(fsd mount …)` must return: the daemon keeps neither stdout nor stderr."""
     line = 'told=$("$@"); printf %s "$told"'
