@@ -32,6 +32,7 @@ HEAD_CRC: Final = struct.Struct(">I")
 HEAD_LEN: Final = HEAD.size + HEAD_CRC.size
 MAGIC: Final = 0xF5D1
 _MARK: Final = MAGIC.to_bytes(2, "big")
+PAGE: Final = 4096  # what the kernel copies whole, or several of them
 _SEARCH: Final = MIB  # bytes looked through at a time for records behind a damaged one
 SHIFT: Final = 32
 OFFSET_MASK: Final = (1 << SHIFT) - 1
@@ -169,6 +170,36 @@ class Log:
                 at += max(1, len(piece) - len(_MARK) + 1)
         return False
 
+    def end_damaged(self) -> bool:
+        """After a whole `scan`, without a power cut since: whether the last record is not torn but something
+        else than was written. A process that is killed in a write leaves whole pages of it, in order, and
+        zeros from there on (the space was allocated ahead). A record of which the last page is there was
+        written to its end, and was answered. (Where that page was to be zeros, nobody can tell.)"""
+        segment = max(self._ends, default=None)
+        if segment is None:
+            return False
+        at, last = self._ends[segment], self._last_byte(segment)
+        if last < at:
+            return False
+        head = os.pread(self._fds[segment], HEAD_LEN, at)
+        end = at + HEAD_LEN
+        if len(head) == HEAD_LEN and HEAD_CRC.unpack_from(head, HEAD.size)[0] == crc32(head[: HEAD.size]):
+            end += HEAD.unpack_from(head)[3]
+            if end > self._sizes[segment]:
+                return False
+        return last // PAGE >= (end - 1) // PAGE
+
+    def _last_byte(self, segment: int) -> int:
+        """Where the last byte lies that is not zero; -1: there is none."""
+        end = self._sizes[segment]
+        while end > 0:
+            start = max(0, end - _SEARCH)
+            kept = len(os.pread(self._fds[segment], end - start, start).rstrip(b"\0"))
+            if kept:
+                return start + kept - 1
+            end = start
+        return -1
+
     def cut(self, record: Record) -> None:
         """`record`, yielded by `scan` as not whole, ends the log: it and all behind it go, so that what
         is appended from now on follows the last good record."""
@@ -289,6 +320,9 @@ class Log:
                 while rest:
                     rest = rest[os.pwrite(fd, rest, end - len(rest)) :]
         except OSError as exc:
+            # Nothing of it may stay behind the next record, which is shorter perhaps.
+            os.ftruncate(fd, self._at)
+            self._allocated = self._at
             raise self._no_space(exc) from exc
         pos = self._segment << SHIFT | (self._at + HEAD_LEN)
         self._number += 1

@@ -106,7 +106,7 @@ class Replay:
                 return
             self._apply(record)
         # After a power cut pages reach the disk in any order: there what lies behind a hole may be lost.
-        if not self.doubtful and self.log.goes_on():
+        if not self.doubtful and (self.log.goes_on() or self.log.end_damaged()):
             self._aside()
 
     def _payload(self, record: Record) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -14,6 +15,8 @@ from support.bench import Bench
 from support.client import Client, Clock, server_tree
 
 from fsd.model.errors import Busy, FormatTooNew, NotFound, UsageError
+from fsd.model.limits import MIB
+from fsd.vfs.aside import kept
 from fsd.vfs.log import STATE, Log
 from fsd.vfs.open import open_volume
 from fsd.vfs.records import FORMAT, State, packb
@@ -183,6 +186,99 @@ def test_a_torn_log_is_recovered_without_its_last_record(tmp_path: Path) -> None
         file.truncate(end - 1)
     client.open()
     assert set(server_tree(client.bench)) == {"/d"}
+    client.volume.close()
+    client.bench.close()
+
+
+def written(tmp_path: Path, size: int) -> tuple[Client, Path, int, int]:
+    """A client that was killed behind a write of `size` bytes; its segment, where that record is and ends."""
+    client = make(tmp_path)
+    client.options = replace(client.options, segment_size=64 * MIB)
+    client.open()
+    root = client.volume.root_ino
+    put(client, b"kept", b"before", sync=True)
+    _, fh = client.call(lambda v: v.create(root, b"last", 0o644, 0, 0, os.O_RDWR))
+    start = client.volume.core.log.tail & 0xFFFFFFFF
+    client.call(lambda v: v.write(fh, 0, b"\x55" * size))
+    end = client.volume.core.log.tail & 0xFFFFFFFF
+    segment = sorted(p for p in client.options.state_dir.iterdir() if p.name.startswith("log."))[-1]
+    client.waiting.clear()
+    client.kill()
+    return client, segment, start, end
+
+
+def copies(client: Client) -> list[Path]:
+    return kept(client.options.state_dir)
+
+
+@pytest.mark.parametrize("size", [10, 5000, 100_000])
+@pytest.mark.parametrize("where", ["header", "first byte", "middle", "last byte"])
+def test_a_damaged_last_record_is_told_from_a_torn_one(tmp_path: Path, size: int, where: str) -> None:
+    """It was answered, so it was written whole: other bytes there are the disk's. A copy is kept and said."""
+    client, segment, start, end = written(tmp_path, size)
+    at = {
+        "header": start + 20,
+        "first byte": start + 49,
+        "middle": (start + 40 + end) // 2,
+        "last byte": end - 1,
+    }
+    data = bytearray(segment.read_bytes())
+    data[at[where]] ^= 0x10
+    segment.write_bytes(data)
+    client.open()
+    assert len(copies(client)) == 1
+    assert files(client)["/kept"] == b"before"
+    client.volume.close()
+    client.bench.close()
+
+
+@pytest.mark.parametrize("size", [10, 5000, 100_000])
+def test_a_torn_last_record_is_no_damage(tmp_path: Path, size: int) -> None:
+    """Whole pages of it are there, in order, and the rest is as it was allocated."""
+    client, segment, start, end = written(tmp_path, size)
+    whole = segment.read_bytes()
+    assert not any(whole[end:])
+    image = tmp_path / "image"
+    client.snapshot_disk(image)
+    for page in range(start // 4096, (end - 1) // 4096 + 1):
+        torn = max(start, page * 4096)
+        shutil.rmtree(client.options.state_dir)
+        shutil.copytree(image, client.options.state_dir)
+        segment.write_bytes(whole[:torn] + bytes(len(whole) - torn))
+        log = Log.reopen(client.options.state_dir, client.host)
+        assert sum(1 for _ in log.scan()) > 0
+        assert not log.end_damaged(), torn
+        log.abandon()
+    client.open()
+    assert copies(client) == []
+    client.volume.close()
+    client.bench.close()
+
+
+def test_a_write_that_failed_in_the_middle_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make(tmp_path)
+    client.options = replace(client.options, segment_size=64 * MIB)
+    client.open()
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"f", 0o644, 0, 0, os.O_RDWR))
+    real = os.pwritev
+
+    def half(fd: int, buffers: list[bytes], at: int) -> int:
+        os.pwrite(fd, b"".join(buffers)[:50_000], at)
+        raise OSError(errno.EIO, "the test's disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", half)
+        with pytest.raises(OSError, match="the test's disk"):
+            client.volume.write(fh, 0, b"\x55" * 100_000)
+    assert os.pwritev is real
+    client.call(lambda v: v.write(fh, 0, b"short"))
+    client.kill()
+    client.open()
+    assert copies(client) == []
+    assert files(client)["/f"] == b"short"
     client.volume.close()
     client.bench.close()
 
