@@ -56,6 +56,7 @@ FIELDS: Final = {
     "audit": "ok file_systems findings[] packs? packs_read? objects_without_row? unknown_file_systems[]?"
     " repaired? plan? steps[]?",
     "doctor": "status version works{} checks[]",
+    "bench": "path files bytes figures{}",
     "cp": "operation source_path target_path bytes_transferred files_transferred directories symlinks skipped"
     " revision status failed[]? changed[]? not_copied[]?",
     "ls": "path entries[] next_after path_b64?",

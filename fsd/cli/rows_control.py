@@ -177,6 +177,18 @@ ROWS: Final = (
         flags=(flag("--state-dir", "root of the mounts' state", metavar="DIR"),),
     ),
     Command(
+        ("bench",), (), "Other", "measure a directory for some seconds: small files, fsync, one large file",
+        "fsd bench ./work", "do_bench:bench", identity="", changes=True,
+        plan=("-", "{path}", "write, read and remove files in a new directory below {path}"),
+        flags=(
+            operand("path", "the directory, mounted or not (default: this one)", position=0, default="."),
+            flag("--files", "small files of 4 KiB (default 500)", values.integer(1, 100_000), default=500,
+                 metavar="N"),
+            flag("--size", "of the large file (default 64M)", values.size, default=64 * limits.MIB,
+                 metavar="SIZE"),
+        ),
+    ),
+    Command(
         ("completion",), (), "Other", "print a completion script for a shell",
         'eval "$(fsd completion bash)"', "do_completion:completion", identity="", raw=True,
         flags=(operand("shell", "bash, zsh or fish", values.one_of("bash", "zsh", "fish"), required=True,

@@ -38,7 +38,6 @@ ROWS: Final = (
     _row("searching in content comes with a later release; mount it and use grep", "grep",
          "fs search-file-content", "fs grep"),
     _row("statistics come with a later release; the server has /metrics", "stats"),
-    _row("the bench comes with a later release", "bench"),
     _row(SCOPES, "", "fs generate-file-system-scoped-token"),
     _row("refreshing belongs to scoped tokens, a later release; `fsd token rotate` replaces an owner token",
          "", "fs refresh-file-system-token"),
