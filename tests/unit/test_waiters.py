@@ -112,7 +112,8 @@ def test_metrics_are_cumulative_prometheus_text() -> None:
     for seconds in (0.0001, 0.003, 99.0):
         metrics.request('/a"b', "GET", 200, seconds)
     metrics.error("conflict")
-    lines = metrics.text({"fsd_x": 2.0}).splitlines()
+    lines = metrics.text({"fsd_x": 2.0}, {"fsd_y_total": 3.0}).splitlines()
+    assert lines[-2:] == ["# TYPE fsd_y_total counter", "fsd_y_total 3"]
     name = 'fsd_request_seconds_bucket{route="/a\\"b",method="GET",le='
     assert f'{name}"0.001"}} 1' in lines and f'{name}"0.005"}} 2' in lines and f'{name}"+Inf"}} 3' in lines
     assert 'fsd_requests_total{route="/a\\"b",method="GET",status="200"} 3' in lines
