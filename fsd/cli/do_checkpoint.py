@@ -12,9 +12,11 @@ from fsd.cli import local
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_files import shown_name
 from fsd.cli.output import Document, Raw, align, columns, visible
+from fsd.client import manifesttree
 from fsd.client.contract import Contract
 from fsd.client.files import Files
 from fsd.client.http import Http
+from fsd.client.manifest import Entry
 from fsd.client.manifest import read as read_manifest
 from fsd.client.native import Checkpoints
 from fsd.client.policy import of_record as policy_of
@@ -81,7 +83,14 @@ def _record(context: Context, checkpoint: str) -> dict[str, Any]:
 
 
 def diff(context: Context, args: SimpleNamespace) -> Document:
-    found = checkpoints(context).difference(args.first, args.last)
+    api = checkpoints(context)
+    if _is_manifest(api, args.first) or _is_manifest(api, args.last):
+        if args.last is None:
+            raise UsageError("a manifest is compared with another checkpoint", hint="give a second id")
+        first, last = (_entries(context, name) for name in (args.first, args.last))
+        found = {"from_seq": None, "to_seq": None, "changes": manifesttree.difference(first, last)}
+    else:
+        found = api.difference(args.first, args.last)
 
     def text(value: Any) -> str:
         lines = []
@@ -100,7 +109,28 @@ def _size(size: int | None) -> str:
     return "-" if size is None else str(size)
 
 
+def _is_manifest(api: Checkpoints, name: str | None) -> bool:
+    """Whether it is a checkpoint by contract, which is no state. Raises `NotFound`."""
+    if name is None or name.startswith(("seq:", "journal:")):
+        return False
+    return bool(api.show(name)["kind"] == "manifest")
+
+
+def _entries(context: Context, checkpoint: str) -> list[Entry]:
+    """The entries of a checkpoint of either kind."""
+    if checkpoint.startswith(("seq:", "journal:")):
+        raise UsageError(f"{checkpoint} cannot be compared with a manifest", hint="give a checkpoint's id")
+    return read_manifest(_record(context, checkpoint)["files"])
+
+
+def _fetch(context: Context) -> manifesttree.Fetch:
+    return Contract(Http(context.data(), context.host)).fetch
+
+
 def cat(context: Context, args: SimpleNamespace) -> Raw:
+    if _is_manifest(checkpoints(context), args.checkpoint):
+        entry = manifesttree.file_at(_entries(context, args.checkpoint), remote_path(args.path))
+        return _pour(context, manifesttree.read_file(entry, _fetch(context)))
     api = Files(Http(context.data(), context.host), at={"checkpoint": args.checkpoint})
     return _pour(context, api.read(remote_path(args.path)))
 
@@ -108,6 +138,11 @@ def cat(context: Context, args: SimpleNamespace) -> Raw:
 def export(context: Context, args: SimpleNamespace) -> Raw:
     if context.streams.stdout_terminal:
         raise UsageError("a tar stream is not for a terminal", hint="write it to a file: … > tree.tar")
+    if _is_manifest(checkpoints(context), args.checkpoint):
+        entries = _entries(context, args.checkpoint)
+        manifesttree.export(entries, remote_path(args.path), _fetch(context), context.streams.stdout)
+        context.streams.stdout.flush()
+        return Raw()
     at = {"checkpoint": args.checkpoint}
     return _pour(context, checkpoints(context).export(remote_path(args.path), at))
 

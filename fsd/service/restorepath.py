@@ -3,8 +3,8 @@
 What is there is made what was there: an inode of the same kind is changed in place, what is missing is made
 anew under new numbers (whoever removed it may still hold the old one open), what was not there goes. Nothing
 outside of the path changes: a file that has a name there too gets a new inode here. Hard links among what is
-restored stay links. Directories in which nothing changed are passed over, so it costs what changed below the
-path. Contents are named, never copied.
+restored stay links. Directories in which nothing changed are passed over, so it costs what changed since and
+not what exists. Contents are named, never copied.
 """
 
 from __future__ import annotations

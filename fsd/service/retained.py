@@ -89,6 +89,6 @@ def checkpoint_seq(tx: Tx, fs: FsRef, checkpoint: str) -> int:
     if row[0] is None:
         raise NotFound(
             f"the checkpoint {checkpoint} is a manifest: it names contents, no state of this filesystem",
-            hint="restore it, or read it with fsd checkpoint show",
+            hint="fsd checkpoint show --files, diff, cat, export and restore --to DIR know it",
         )
     return int(row[0])

@@ -120,6 +120,45 @@ def test_into_a_hosts_thread(shared_fs: TestFs) -> None:
     run(fs, "checkpoint", "create", "--thread", "t", "--keep-for", "1h", code=2)
 
 
+def test_manifests_are_read_like_states(shared_fs: TestFs, tmp_path: Path) -> None:
+    fs = shared_fs
+    local = tmp_path / "tree"
+    (local / "d").mkdir(parents=True)
+    (local / "d" / "a").write_bytes(b"one")
+    (local / "b").write_bytes(bytes(3_000_000))
+    (local / "b").chmod(0o600)
+    first = run(fs, "checkpoint", "capture", str(local), "--thread", "t").json["checkpoint_id"]
+    (local / "d" / "a").write_bytes(b"two!")
+    (local / "link").symlink_to("b")
+    (local / "b").chmod(0o644)
+    second = run(fs, "checkpoint", "capture", str(local), "--thread", "t").json["checkpoint_id"]
+    changes = run(fs, "checkpoint", "diff", first, second).json["changes"]
+    assert [(one["path"], one["change"]) for one in changes] == [
+        ("/b", "attributes"),
+        ("/d/a", "modified"),
+        ("/link", "added"),
+    ]
+    run(fs, "checkpoint", "diff", first, code=2)
+    assert run(fs, "checkpoint", "cat", first, "/d/a").out == b"one"
+    run(fs, "checkpoint", "cat", first, "/d", code=1)
+    run(fs, "checkpoint", "cat", first, "/none", code=5)
+    with tarfile.open(fileobj=io.BytesIO(run(fs, "checkpoint", "export", second).out)) as tar:
+        found = {one.name: one for one in tar}
+        assert sorted(found) == ["b", "d/a", "link"]
+        assert tar.extractfile(found["b"]).read() == bytes(3_000_000)  # type: ignore[union-attr]
+        assert (found["link"].linkname, found["b"].mode) == ("b", 0o644)
+    with tarfile.open(fileobj=io.BytesIO(run(fs, "checkpoint", "export", second, "/d").out)) as tar:
+        assert tar.getnames() == ["d/a"]
+    # A native one and a manifest can be compared too.
+    put(fs, "/d/a", b"two!")
+    native = create(fs)
+    mixed = run(fs, "checkpoint", "diff", native, second).json["changes"]
+    assert {one["path"]: one["change"] for one in mixed}["/b"] == "added"
+    run(fs, "checkpoint", "restore", second, "--yes", code=5)
+    run(fs, "checkpoint", "restore", second, "--to", str(tmp_path / "back"))
+    assert (tmp_path / "back" / "d" / "a").read_bytes() == b"two!"
+
+
 def test_files_as_of_a_journal_entry(shared_fs: TestFs) -> None:
     fs = shared_fs
     run(fs, "journal", "create", "j")
