@@ -1,4 +1,7 @@
-"""Handlers of the mount family: options from flags, then `fsd.kernel`; answers as documents."""
+"""Handlers of the mount family: options from flags, then `fsd.kernel`; answers as documents.
+
+What few of them need is imported there: a mount's supervisor keeps for its life what this process has loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,7 @@ from urllib.parse import quote
 
 from fsd.cli import leftovers, local
 from fsd.cli.context import Context, remote_path
-from fsd.cli.do_control import control
-from fsd.cli.do_files import shown_name
-from fsd.cli.do_journal import journals
 from fsd.cli.output import Document, Raw, Result, columns, table
-from fsd.client.files import raw_path
-from fsd.client.http import Http
-from fsd.client.leases import Leases
 from fsd.model.errors import FsdError, NotFound, UsageError
 from fsd.model.limits import IO_TIMEOUT, MIB
 from fsd.model.token import parse
@@ -221,6 +218,8 @@ def wait(context: Context, args: SimpleNamespace) -> Document:
         raise UsageError("one of --seq and --journal is needed")
     seq = args.seq
     if args.journal is not None:
+        from fsd.cli.do_journal import journals
+
         name, number = args.journal
         page = journals(context).read_page(name, after_seq=number - 1, limit=1) if number else {"entries": []}
         if not page["entries"]:
@@ -248,6 +247,8 @@ def status(context: Context, args: SimpleNamespace) -> Document:
 
 def mounts(context: Context, args: SimpleNamespace) -> Document:
     if args.all:
+        from fsd.cli.do_control import control
+
         identity = context.data()
         found = list(control(context, identity).sessions(identity.file_system_id))
         shown = ("session", "host", "path", "started_at", "last_seen_at", "ended")
@@ -263,6 +264,11 @@ def mounts(context: Context, args: SimpleNamespace) -> Document:
 
 def conflicts(context: Context, args: SimpleNamespace) -> Document:
     """Copies that lost against another's change, content of an unclean end, and the lost-and-found."""
+    from fsd.cli.do_files import shown_name
+    from fsd.client.files import raw_path
+    from fsd.client.http import Http
+    from fsd.client.leases import Leases
+
     leases = Leases(Http(context.data(), context.host))
     found = sorted(leases.conflicts(remote_path(args.path)), key=raw_path)
 
