@@ -21,6 +21,7 @@ from fsd.kernel import syncer
 from fsd.kernel.notify import send
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
+from fsd.model.limits import FLUSH_BYTES
 from fsd.vfs.decide import kept
 from fsd.vfs.types import Invalidation, Want
 from fsd.wire.messages import BarrierAsk
@@ -35,6 +36,7 @@ Tell = Callable[[str], Awaitable[None]]
 ROUNDS: Final = 3
 SYNC_TIMEOUT: Final = 20.0
 TOLD_EVERY: Final = 1.0
+MANY_FILES: Final = 500
 MAPPINGS: Final = "what was stored through shared mappings could not be fetched from the kernel in time"
 ASKS_MAX: Final = 64  # barriers asked for from outside and not begun
 
@@ -56,22 +58,23 @@ class Checkpoints:
         end = trio.current_time() + (float("inf") if within is None else within)
         await self._my_turn(tell)
         try:
-            refused = await self._refused()
-            if refused and not partial_too:
+            await self._send_most(end, tell)
+            missing = await self._refused()
+            if missing and not partial_too:
                 raise NotDrained(
-                    f"{len(refused)} changes were refused by the server and would be missing",
+                    f"{len(missing)} changes were refused by the server and would be missing",
                     hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
-                    details={"status": "not_drained", "not_flushed": refused},
+                    details={"status": "not_drained", "not_flushed": missing},
                 )
             with trio.move_on_at(min(end, trio.current_time() + SYNC_TIMEOUT)) as scope:
                 await self._empty_mappings()
             if scope.cancelled_caught:
-                refused.append({"path": "", "reason": MAPPINGS})
+                missing.append({"path": "", "reason": MAPPINGS})
                 if not partial_too:
-                    raise NotDrained(MAPPINGS, details={"status": "not_drained", "not_flushed": refused})
+                    raise NotDrained(MAPPINGS, details={"status": "not_drained", "not_flushed": missing})
             left = None if within is None else max(0.1, end - trio.current_time())
             made = await self._cut(ask, partial_too, left, tell)
-            made["not_flushed"] = refused + made["not_flushed"]
+            made["not_flushed"] = missing + made["not_flushed"]
             self.last = {name: made.get(name) for name in ("checkpoint_id", "fs_seq", "label", "created_at")}
             return made
         finally:
@@ -124,6 +127,17 @@ class Checkpoints:
     def status(self) -> dict[str, Any]:
         """For `fsd status`."""
         return {"last": self.last}
+
+    async def _send_most(self, end: float, tell: Tell) -> None:
+        """From the cut on later commits wait, so what takes long is sent before it. What goes wrong here is
+        told by the cut."""
+        daemon = self._daemon
+        machine = daemon.machine
+        assert machine is not None
+        before = await daemon.call(machine.volume.pending)
+        if before is not None and (before.bytes > FLUSH_BYTES or before.files > MANY_FILES):
+            left = end - trio.current_time()
+            await daemon.stopper.drain(None if left == float("inf") else max(0.1, left), tell)
 
     async def _refused(self) -> list[dict[str, str]]:
         """Changes the server refused before, which therefore no checkpoint holds."""
