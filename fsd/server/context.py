@@ -25,6 +25,7 @@ from fsd.model.errors import NotAuthenticated, TooLarge, Unavailable, UsageError
 from fsd.model.limits import (
     BODY_IDLE,
     BODY_RATE,
+    COMPARES_MAX,
     JSON_BODY_MAX,
     KIB,
     LARGE_BODIES_MAX,
@@ -67,6 +68,7 @@ class Context:
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_MAX))
     manifests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MANIFESTS_MAX))
     walks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WALKS_MAX))
+    compares: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(COMPARES_MAX))
     polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
     sweeps: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sweep"))
 

@@ -51,7 +51,7 @@ from fsd.service.export import Export
 from fsd.service.history import history, newest_with
 from fsd.service.idempotency import Answer
 from fsd.service.inthread import Place
-from fsd.service.native import AUTOMATIC, FIELDS, UNDO, read_ask
+from fsd.service.native import BY_ITSELF, FIELDS, read_ask
 from fsd.service.restore import Restored, Wish
 from fsd.service.retained import At, state_of
 
@@ -248,7 +248,7 @@ def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> list[thinning.Point]
         found += [
             thinning.Point(one["checkpoint_id"], parse_rfc3339(one["created_at"], "created_at"))
             for one in page
-            if too_named or one["reason"] in (AUTOMATIC, UNDO)
+            if too_named or one["reason"] in BY_ITSELF
         ]
         if before is None:
             return found
@@ -287,7 +287,8 @@ async def difference(request: Request) -> Response:
 
         return ctx.service.db.read(read)
 
-    return json_response(await ctx.run(work))
+    async with ctx.compares:
+        return json_response(await ctx.run(work))
 
 
 def _place(after: bytes) -> tuple[bytes, bytes]:
@@ -345,7 +346,8 @@ async def versions(request: Request) -> Response:
 
         return ctx.service.db.read(read)
 
-    return json_response(await ctx.run(work))
+    async with ctx.compares:
+        return json_response(await ctx.run(work))
 
 
 # -- going back --------------------------------------------------------------------------------------
@@ -415,7 +417,8 @@ async def _restore(
                 service.feed.wake(fs.id, done.seq)
         return answer
 
-    return send(_timed(ctx, await ctx.run(work), began))
+    async with ctx.compares:
+        return send(_timed(ctx, await ctx.run(work), began))
 
 
 def _restored(tx: Tx, fs: FsRef, wish: Wish, done: Restored) -> dict[str, Any]:

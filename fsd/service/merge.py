@@ -27,6 +27,7 @@ from fsd.service.commit import Commits
 from fsd.service.difference import Change, Difference
 from fsd.service.forkcopy import copy_blobs
 from fsd.service.mergeplan import OURS, THEIRS, Clash, Edit, Plan
+from fsd.service.native import MERGE_UNDO as UNDO
 from fsd.service.native import Ask, Checkpoints
 from fsd.service.packs import Packs
 from fsd.service.restore import Restores
@@ -37,7 +38,6 @@ from fsd.service.rules import Rules
 from fsd.service.view import Node, View, decode_xattrs, encode_xattrs
 from fsd.service.writers import WRITER, held_by_other, load
 
-UNDO: Final = "merge-undo"
 NOTHING: Final = "nothing"
 MERGED: Final = "merged"
 CONFLICTS: Final = "conflicts"

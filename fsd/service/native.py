@@ -29,6 +29,8 @@ from fsd.service.text import check_line, new_id
 AUTOMATIC: Final = "automatic"
 NAMED: Final = "named"
 UNDO: Final = "restore-undo"
+MERGE_UNDO: Final = "merge-undo"
+BY_ITSELF: Final = (AUTOMATIC, UNDO, MERGE_UNDO)  # made without anybody having asked for it
 _KEEP_MAX: Final = 100 * 365 * 86_400.0
 _REASON_MAX: Final = 64
 _COLUMNS: Final = "num, id, thread, parent, created, reason, label, kind, fs_seq, pin, entries, expires"
