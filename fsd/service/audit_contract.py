@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from fsd.meta.database import Tx
 from fsd.model import blocks
@@ -21,6 +21,7 @@ from fsd.service.names import hashes_of, unpack_parts
 from fsd.service.records import NATIVE, key_of, own_thread, read_body, unpack_body
 
 Say = Callable[[str, str, str], None]
+_UNREADABLE: Final = (ValueError, KeyError, TypeError)  # of a record that is damaged
 
 
 def audit_contract(tx: Tx, fs: FsRef, say: Say) -> None:
@@ -39,6 +40,42 @@ def name_references(tx: Tx, fs: FsRef) -> dict[bytes, int]:
         for digest in hashes_of(found):
             refs[digest] += 1
     return refs
+
+
+class WrongCount(NamedTuple):
+    """A checkpoint that counts other keys than its record names. `add` and `drop` are stored names."""
+
+    num: int
+    where: str
+    add: list[bytes]
+    drop: list[bytes]
+
+
+def wrong_counts(tx: Tx, fs: FsRef) -> list[WrongCount]:
+    """What a repair sets right: the rows follow the records. A record that cannot be read keeps its rows."""
+    counted, found = _counted(tx, fs), []
+    for num, name in tx.all("SELECT num, id FROM checkpoint WHERE fs=? ORDER BY num", (fs.id,)):
+        have = set(counted.pop(num, []))
+        try:
+            body = unpack_body(read_body(tx, num) or b"")
+            wanted = set(keys_of(json.loads(body.files), json.loads(body.artifacts)))
+        except (FsdError, *_UNREADABLE):
+            continue  # told by `audit_contract`
+        if have != wanted:
+            found.append(
+                WrongCount(num, f"checkpoint {name!a}", sorted(wanted - have), sorted(have - wanted))
+            )
+    for num, names in sorted(counted.items()):
+        found.append(WrongCount(num, f"checkpoint number {num}", [], names))
+    return found
+
+
+def _counted(tx: Tx, fs: FsRef) -> dict[int, list[bytes]]:
+    """The names each checkpoint counts, in order."""
+    made: dict[int, list[bytes]] = defaultdict(list)
+    for num, name in tx.all("SELECT checkpoint, name FROM named WHERE fs=? ORDER BY name", (fs.id,)):
+        made[num].append(name)
+    return made
 
 
 class _Contract:
@@ -72,9 +109,7 @@ class _Contract:
 
     def records(self) -> None:
         """What a record says is what its row says, and its keys are counted once each."""
-        counted: dict[int, list[bytes]] = defaultdict(list)
-        for num, name in self.all("SELECT checkpoint, name FROM named WHERE fs=? ORDER BY name"):
-            counted[num].append(name)
+        counted = _counted(self.tx, self.fs)
         rows = self.all("SELECT num, key, id, thread, parent, kind, entries FROM checkpoint WHERE fs=?")
         for num, key, name, thread, parent, kind, entries in rows:
             where = f"checkpoint {name!a}"
@@ -82,7 +117,7 @@ class _Contract:
                 body = unpack_body(read_body(self.tx, num) or b"")
                 record, files = json.loads(body.rest), json.loads(body.files)
                 keys = keys_of(files, json.loads(body.artifacts))
-            except (FsdError, ValueError, KeyError, TypeError) as exc:
+            except (FsdError, *_UNREADABLE) as exc:
                 self.say("record", where, f"cannot be read: {exc}")
                 continue
             above = record.get("parentCheckpointId")

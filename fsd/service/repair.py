@@ -24,7 +24,7 @@ from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import Conflict, UsageError
 from fsd.service.access import FsRef
 from fsd.service.audit import Finding, findings
-from fsd.service.audit_contract import name_references
+from fsd.service.audit_contract import name_references, wrong_counts
 from fsd.service.packs import object_key
 
 _VERSIONED = ("inode", "dentry", "block")
@@ -100,6 +100,7 @@ def _repair(tx: Tx, fs: FsRef, lost: list[int]) -> Repair:
     if copied is not None and copied[0]:
         work.links()
     work.counts()
+    work.names()
     work.packs(lost)
     if copied is not None and copied[0]:
         work.figures()
@@ -187,6 +188,20 @@ class _Work:
                 for digest in blocks.hashes(parts):
                     refs[digest] += 1
         return refs
+
+    def names(self) -> None:
+        """The keys that checkpoints of hosts' threads count follow their records."""
+        for wrong in wrong_counts(self.tx, self.fs):
+            self.tx.many(
+                "INSERT INTO named (fs, name, checkpoint) VALUES (?,?,?)",
+                [(self.fs.id, name, wrong.num) for name in wrong.add],
+            )
+            self.tx.many(
+                "DELETE FROM named WHERE fs=? AND name=? AND checkpoint=?",
+                [(self.fs.id, name, wrong.num) for name in wrong.drop],
+            )
+            what = f"counts {len(wrong.add)} keys it did not, {len(wrong.drop)} no more"
+            self.steps.append(Step("counted", wrong.where, what))
 
     def packs(self, lost: list[int]) -> None:
         """Rows about bytes that are gone and that nothing refers to, in any filesystem."""

@@ -22,7 +22,7 @@ from fsd.model.errors import (
     NotFound,
 )
 from fsd.model.limits import BLOCK, SWEEP_NAMES
-from fsd.service import records
+from fsd.service import records, repair
 from fsd.service.access import ADMIN_GRANT
 from fsd.service.audit import audit
 from fsd.service.contract_check import FILES, check_files, name_of
@@ -279,6 +279,27 @@ def test_the_audit_finds(service: Bench, damage: str) -> None:
     found = audit(service.service.db, host.fs)
     service.new_fs()  # which the module's end audits
     assert rule in {one.rule for one in found}, found
+
+
+def test_a_repair_makes_the_counts_follow_the_records(service: Bench) -> None:
+    service.new_fs()
+    host, db, store = Host(service), service.service.db, service.service.store
+    lease = host.acquire()
+    host.append(checkpoint("a", files=[file("f"), file("g")], artifacts=[artifact("p")]), None, lease)
+    host.append(checkpoint("b", parent="a", files=[file("f")]), "a", lease)
+    right = host.counts()
+    host.sql("DELETE FROM named WHERE fs=? AND name=?", host.fs.id, name_of(key("f")))
+    host.sql(
+        "INSERT INTO named (fs, name, checkpoint) SELECT fs, ?, num FROM checkpoint WHERE fs=?",
+        b"\1" * 33,
+        host.fs.id,
+    )
+    host.sql("INSERT INTO named (fs, name, checkpoint) VALUES (?,?,?)", host.fs.id, b"\1" * 33, 10**9)
+    planned = repair.plan(db, store, host.fs)
+    assert [step.rule for step in planned.steps] == ["counted"] * 3
+    assert audit(db, host.fs) != []
+    assert repair.execute(db, store, host.fs, planned.plan).left == []
+    assert host.counts() == right
 
 
 def test_keys_are_33_bytes_that_sort_as_their_text() -> None:
