@@ -119,6 +119,24 @@ def test_a_restore_under_a_mount_needs_force_or_to_be_its_own(shared_fs: TestFs)
     assert get(fs, "/a") == b"1"
 
 
+def test_an_exclusive_mount_is_never_restored_under(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/own/a", b"1")
+    put(fs, "/free/a", b"1")
+    made = make(fs)
+    put(fs, "/own/a", b"2")
+    put(fs, "/free/a", b"2")
+    ino = int(fs.ask("GET", "/stat/own").json["ino"])
+    body = {"mount_id": "m", "host": "boxA", "path": "/m", "exclusive": {"ino": ino, "ttl_s": 60}}
+    assert fs.ask("POST", "/sessions", body).status == 201
+    whole = {"checkpoint": made["checkpoint_id"], "force": True}
+    for wish in (whole, {**whole, "path": "/own/a"}, {**whole, "path": "/own"}):
+        refused = fs.ask("POST", "/restore", wish)
+        assert (refused.status, refused.code) == (409, "lease_held"), refused.body
+    assert fs.ask("POST", "/restore", {**whole, "path": "/free"}).status == 200
+    assert (get(fs, "/own/a"), get(fs, "/free/a")) == (b"2", b"1")
+
+
 def start(fs: TestFs, name: str) -> int:
     reply = fs.ask("POST", "/sessions", {"mount_id": name, "host": name, "path": "/mnt/w"})
     assert reply.status == 201, reply.body
