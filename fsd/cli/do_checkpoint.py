@@ -168,7 +168,7 @@ def restore(context: Context, args: SimpleNamespace) -> Document:
         raw = None
     api = checkpoints(context)
     if not args.dry_run:
-        context.confirm(f"Replace {what}? What it is now is kept as a checkpoint.", needs_yes=raw is None)
+        context.confirm(f"Replace {what} (what it is now is kept as a checkpoint)?", needs_yes=raw is None)
     own = _drained(context) if not args.dry_run else _sessions(context)
     done = api.restore(at, raw, force=args.force, own=own, dry_run=bool(args.dry_run))
     return Document(done, text=_restored_text)
