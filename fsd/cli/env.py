@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,6 +83,8 @@ class Environment:
         base = self.variables.get("XDG_RUNTIME_DIR", "")
         if base.startswith("/"):
             return Path(base) / "fsd"
+        import tempfile  # a megabyte with what it imports, of every command and of a mount's supervisor
+
         temporary = self.variables.get("TMPDIR") or tempfile.gettempdir()
         return Path(temporary) / f"fsd-{os.geteuid()}"
 

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import re
-import shutil
 import stat
 import subprocess
 import threading
@@ -125,6 +124,8 @@ def require_fuse() -> None:
             f"{DEVICE} cannot be opened: {exc.strerror}",
             hint=f"ask for access to it (containers: --device {DEVICE} --cap-add SYS_ADMIN). {instead}",
         ) from exc
+    import shutil  # what it brings would stay in the supervisor
+
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise Unsupported(
             "fusermount3 is not installed; without root it is what mounts",

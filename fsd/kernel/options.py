@@ -5,7 +5,6 @@ Imports neither pyfuse3 nor trio: the supervisor and every command that only tal
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +18,12 @@ from fsd.model.limits import (
     STOP_TIMEOUT,
 )
 from fsd.model.token import Token
+
+try:
+    # As `random` does: hashlib brings OpenSSL, 3.6 MiB that the supervisor would keep for one hash.
+    from _sha256 import sha256  # type: ignore[import-not-found]
+except ImportError:
+    from hashlib import sha256
 
 CACHE_BYTES = 2 * 1024**3
 
@@ -87,4 +92,5 @@ def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path, state: s
     parts = b"/".join(p for p in remote_path.split(b"/") if p)
     known = [file_system_id.encode(), parts, bytes(mountpoint), *([state.encode()] if state else [])]
     text = b"\0".join(known)
-    return hashlib.sha256(text).hexdigest()[:16]
+    digest: str = sha256(text).hexdigest()
+    return digest[:16]
