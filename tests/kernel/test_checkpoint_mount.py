@@ -193,7 +193,7 @@ def test_automatic_checkpoints(trusted: Server, tmp_path: Path) -> None:
         wait_for(lambda: auto(box)["skipped"] >= 2 or auto(box)["made"] > 1, 20, "turns with nothing to do")
         made = auto(box)["made"]
         assert made <= 1, "nothing changed, yet checkpoints were made"
-        for number in range(4):
+        for number in range(3):
             (box.mountpoint / "f").write_text(str(number))
             wait_for(lambda n=made + number + 1: auto(box)["made"] >= n, 20, "a checkpoint")  # type: ignore[misc]
         status = auto(box)

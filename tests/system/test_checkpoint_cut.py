@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.cli import command
 from support.sandbox import Sandbox
 from support.server import Server
+from support.wait import wait_for
 
 from fsd.cli.fields import names
 from fsd.client import manifest
@@ -142,3 +147,51 @@ def test_create_goes_through_the_mount_that_is_here(box: Sandbox, tmp_path: Path
         "checkpoint", "mount", "cp_none", str(place), "--state-dir", str(box.state), check=False
     )
     assert refused.returncode == 5
+
+
+@pytest.mark.kernel
+def test_without_a_server_it_is_told_and_nothing_is_half(server: Server, tmp_path: Path) -> None:
+    box = Sandbox(tmp_path / "box", server.create())
+    try:
+        box.mount()
+        (box.mountpoint / "f").write_text("one")
+        server.stop()
+        for more in ((), ("--mount", str(box.mountpoint))):
+            failed = box.fsd("checkpoint", "create", "--timeout", "1s", *more, check=False)
+            assert failed.returncode == 6, failed.stderr
+            assert "no checkpoint" in failed.stderr
+        (box.mountpoint / "g").write_text("two")
+        server.restart()
+        box.fsd("drain", str(box.mountpoint))
+        assert box.json("checkpoint", "list")["checkpoints"] == []
+        assert box.json("checkpoint", "create")["not_flushed"] == []
+    finally:
+        box.close()
+
+
+@pytest.mark.kernel
+def test_a_daemon_killed_while_it_makes_one(server: Server, tmp_path: Path) -> None:
+    """At any moment: the command fails or has made one, and what was written is there."""
+    box = Sandbox(tmp_path / "box", server.create(), supervised=True)
+    try:
+        box.mount()
+        made = 0
+        for number in range(2):
+            (box.mountpoint / f"f{number}").write_bytes(os.urandom(200_000))
+            asking = subprocess.Popen(
+                [*command(), "checkpoint", "create", "--timeout", "20s"],
+                env=box.env,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            threading.Event().wait(0.15 + 0.1 * number)
+            killed = box.daemon
+            os.kill(killed, signal.SIGKILL)
+            made += asking.wait(60) == 0
+            box.wait_remounted(killed)
+        wait_for(lambda: box.fsd("drain", str(box.mountpoint), check=False).returncode == 0, 30, "a drain")
+        there = len(box.json("checkpoint", "list")["checkpoints"])
+        assert made <= there <= 2
+        assert len(list(box.mountpoint.iterdir())) == 2
+    finally:
+        box.close()
