@@ -28,6 +28,7 @@ from fsd.service.sweep import Terms
 log = logging.getLogger(__name__)
 
 _IDLE: Final = 5.0  # seconds between looks for a filesystem that is due
+_FIRST: Final = 30.0  # after a start: requests that waited for the server come first
 _PAUSE: Final = 0.02  # between two steps: requests come first
 _OLDER_MAX: Final = 10 * 366 * 24 * 3600 * 1000
 
@@ -57,7 +58,9 @@ async def sweep(request: Request) -> Response:
 
 async def in_background(ctx: Context) -> None:
     """One step after the other for as long as the server runs, on a thread of its own."""
-    idle = min(_IDLE, ctx.service.retention.every or _IDLE)
+    every = ctx.service.retention.every or _FIRST
+    idle = min(_IDLE, every)
+    await asyncio.sleep(min(_FIRST, every))
     while True:
         try:
             more = await asyncio.get_running_loop().run_in_executor(ctx.sweeps, ctx.service.sweep.turn)
