@@ -91,7 +91,6 @@ LEASE_RENEW_MS: Final = 45_000.0
 LEASE_MS_MAX: Final = 7 * 24 * 3600 * 1000.0
 SWEEP_NAMES: Final = 500  # names one step of a contract sweep removes
 SWEEP_OLDER_MS: Final = 24 * 3600 * 1000.0
-CHAIN_MAX: Final = 100_000  # checkpoints of a thread one call walks or removes
 
 # Tokens.
 TOKEN_MAX: Final = 8 * KIB

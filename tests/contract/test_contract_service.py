@@ -20,9 +20,10 @@ from fsd.model.errors import (
     ForkSourceThreadMismatch,
     IntegrityError,
     NotFound,
+    TooLarge,
 )
 from fsd.model.limits import BLOCK, SWEEP_NAMES
-from fsd.service import records, repair
+from fsd.service import names, records, repair
 from fsd.service.access import ADMIN_GRANT
 from fsd.service.audit import audit
 from fsd.service.contract_check import FILES, check_files, name_of
@@ -195,6 +196,15 @@ def test_a_damaged_blob_is_told_before_its_end(host: Host) -> None:
         host.blob(name)
     host.sql(swap, right, host.fs.id, name_of(name))
     assert host.blob(name) == data
+
+
+def test_a_blob_has_a_bound(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "CONTRACT_BLOB_MAX", 10)
+    assert host.put(b"x" * 10)
+    incoming = host.service.names.begin(host.fs, key_for(b"x" * 11))
+    incoming.add([b"x" * 6])
+    with pytest.raises(TooLarge):
+        incoming.add([b"x" * 3, b"x" * 2])
 
 
 def test_a_blob_deleted_while_it_is_read_is_no_damage(host: Host) -> None:

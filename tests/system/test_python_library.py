@@ -46,6 +46,7 @@ from fsd.model.errors import (
     WriterLost,
     from_body,
 )
+from fsd.model.limits import ASYNC_CALLS
 
 LEASE = 60_000
 
@@ -395,6 +396,8 @@ def test_calls_run_beside_each_other(library: str, token: str) -> None:
         async with connect_async(token) as fs:
             await (on_trio(fs) if library == "trio" else on_asyncio(fs))
             assert len([entry async for entry in fs.list()]) == 40
+            mine = [one for one in threading.enumerate() if one.name.startswith("fsd-call")]
+            assert 1 < len(mine) <= ASYNC_CALLS, "a bounded number at a time"
 
     run_on(library, scene)
 

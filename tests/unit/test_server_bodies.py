@@ -13,6 +13,7 @@ from fsd.model.attrs import Attr
 from fsd.model.errors import Unavailable
 from fsd.model.limits import JSON_BODY_MAX, KIB
 from fsd.server import context, files, streaming
+from fsd.server.checkpoints import read_foreign
 from fsd.server.context import hold_large, read_body, read_json, release_large
 
 FILE = Attr(5, 0o100644, 1, 0, 0, 8, 0, 0, 0, 0, None, 0, None, None, 1, 0, 1)
@@ -28,7 +29,12 @@ def app(slots: int) -> Any:
     async def run(fn: Any) -> Any:
         return fn()
 
-    made = SimpleNamespace(large_bodies=asyncio.Semaphore(slots), run=run)
+    async def who(asking: Any) -> None:
+        return None
+
+    made = SimpleNamespace(
+        large_bodies=asyncio.Semaphore(slots), manifests=asyncio.Semaphore(slots), run=run, who=who
+    )
     return SimpleNamespace(state=SimpleNamespace(fsd=made))
 
 
@@ -86,6 +92,33 @@ def test_large_bodies_wait_for_a_slot_unread(length: int | None) -> None:
         assert shared.state.fsd.large_bodies.locked()
         release_large(second)
         assert not shared.state.fsd.large_bodies.locked()
+
+    asyncio.run(scene())
+
+
+def test_huge_manifests_wait_for_a_slot_of_their_own() -> None:
+    """Beside them other large bodies go on."""
+
+    async def scene() -> None:
+        shared = app(1)
+        text = b'{"a":"\\ud800"}'
+
+        def sent(length: int, read: asyncio.Event) -> Request:
+            async def receive() -> dict[str, Any]:
+                read.set()
+                return {"type": "http.request", "body": text.ljust(length), "more_body": False}
+
+            return request(receive, length=length, app=shared)
+
+        ctx, events = shared.state.fsd, [asyncio.Event() for _ in range(3)]
+        first = sent(JSON_BODY_MAX + 1, events[0])
+        assert (await read_foreign(ctx, first))[0] == {"a": "\ud800"}
+        waiting = asyncio.create_task(read_foreign(ctx, sent(JSON_BODY_MAX + 1, events[1])))
+        small = sent(256 * KIB + 1, events[2])
+        assert (await asyncio.wait_for(read_foreign(ctx, small), 20))[0] == {"a": "\ud800"}
+        assert not events[1].is_set()
+        release_large(first)
+        assert (await asyncio.wait_for(waiting, 20))[0] == {"a": "\ud800"}
 
     asyncio.run(scene())
 
