@@ -12,6 +12,7 @@ from fsd.cli import local
 from fsd.cli.context import Context
 from fsd.cli.output import Document
 from fsd.client.capture import Capture
+from fsd.client.checkpoints import Checkpoints as ThreadStore
 from fsd.client.contract import Contract, Writer
 from fsd.client.http import Http
 from fsd.client.native import Checkpoints
@@ -23,7 +24,6 @@ from fsd.model.limits import CONTRACT_BLOB_MAX, SECRET_BYTES_MAX
 if TYPE_CHECKING:
     from fsd.kernel.runtime import Record
 
-VERIFY_BODY: Final = 1000
 RENDER_WAIT: Final = 600.0  # seconds the files of a large tree may take to be named
 SOURCE_KEEP: Final = 3600.0  # a checkpoint that only the way into a thread needs
 
@@ -166,12 +166,13 @@ def capture(context: Context, args: SimpleNamespace) -> Document:
         raise UsageError("--thread is empty")
     contract = Contract(Http(context.data(), context.host))
     began = time.monotonic()
+    store = ThreadStore(contract)
     with Writer(contract, args.thread) as writer:
         context.progress(f"reading {args.directory}")
         found = Capture(policy, secrets, contract, file_max=args.max_file_size or CONTRACT_BLOB_MAX).run(
             args.directory
         )
-        head = contract.call("getHead", {"threadId": args.thread})
+        head = store.get_head(args.thread)
         record: dict[str, Any] = {
             "id": f"checkpoint-{context.host.token_bytes(12).hex()}",
             "threadId": args.thread,
@@ -179,7 +180,7 @@ def capture(context: Context, args: SimpleNamespace) -> Document:
             "createdAt": context.host.wall_ns() // 1_000_000,
             "reason": "named",
             "files": [entry.to_json() for entry in found.entries],
-            "conversation": contract.call("loadThread", {"threadId": args.thread}),
+            "conversation": store.load_thread(args.thread),
             "artifacts": [],
             FIELD: policy.to_json(),
         }
@@ -187,8 +188,9 @@ def capture(context: Context, args: SimpleNamespace) -> Document:
             record["label"] = args.label
         if args.run_id is not None:
             record["sourceRunId"] = args.run_id
-        contract.call("append", {"checkpoint": record, "expectedHeadId": head, "writer": writer.current()})
-    lacking = _lacking(contract, {entry.key for entry in found.entries if entry.key})
+        store.append(record, expected_head_id=head, writer=writer)
+        # What a sweep took meanwhile is told now, not by a restore later.
+        lacking = store.missing_blobs(record["id"])
     answer = {
         "checkpoint_id": record["id"],
         "thread_id": args.thread,
@@ -209,21 +211,3 @@ def capture(context: Context, args: SimpleNamespace) -> Document:
         text=lambda v: f"checkpoint {v['checkpoint_id']}: {v['files']} files, {v['bytes']} bytes\n",
         error=error,
     )
-
-
-def _lacking(contract: Contract, keys: set[str]) -> set[str]:
-    """Keys that are counted now and not there: loud instead of a restore that fails later."""
-    if len(keys) < VERIFY_BODY // 10:
-        return {key for key in keys if not contract.has(key)}
-    cursor: str | None = None
-    left = set(keys)
-    while True:
-        page = contract.http.json(
-            "GET",
-            "/v1/blobs",
-            query={"prefix": "sandbox-files/", "limit": VERIFY_BODY, "cursor": cursor},
-        )
-        left.difference_update(one["key"] for one in page["blobs"])
-        cursor = page.get("cursor")
-        if cursor is None or not left:
-            return left
