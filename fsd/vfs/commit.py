@@ -35,7 +35,7 @@ from fsd.vfs.core import Core
 from fsd.vfs.cut import Cutter
 from fsd.vfs.differ import becomes, stale, stale_name
 from fsd.vfs.flush import Flusher
-from fsd.vfs.log import ACK, CANCEL, CONTENT, OP, segment_of
+from fsd.vfs.log import ACK, CANCEL, CONTENT, OP
 from fsd.vfs.lost import came_back, put_off
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued, touched
@@ -405,7 +405,7 @@ class Committer:
             core.queue.remove(queued.opno)
             switch |= self.done(queued, outcomes.get(queued.opno), answer.seq)
         for ino in {queued.flight.ino for queued in sent if queued.flight is not None}:
-            self.say_base(ino)
+            self.flusher.say_base(ino)
         self.most = COMMIT_OPS_MAX
         if answer.need_full:
             self.make_full(answer.need_full + core.shift)
@@ -515,6 +515,7 @@ class Committer:
         applied = outcome is None
         base = content.cseq
         content.landed(flight, seq if applied else base)
+        self.flusher.told_base(flight.ino, base, seq if applied else None)
         if applied:
             node.cseq = seq
             core.recent.made(queued.sources)
@@ -527,24 +528,6 @@ class Committer:
             core.dirty.pop(node.ino, None)
         core.settle(node)
         core.forget_if_unused(node)
-
-    def say_base(self, ino: int) -> None:
-        """What the first record of a file that stays dirty says follows from the records since; said again,
-        those before the oldest change the server lacks can be freed. Only when the whole answer is applied:
-        a replay does that at the answer's record, which is before this one."""
-        core = self.core
-        node = core.nodes.by_ino.get(ino)
-        content = node.content if node is not None else None
-        if node is None or content is None or node.gone or not content.unclean or content.first is None:
-            return
-        if segment_of(content.first) == segment_of(core.log.tail):
-            return
-        needed = content.needed()
-        try:
-            first = self.flusher.log_base(node, content)
-            content.first = first if needed is None else min(first, needed)
-        except NoSpace as exc:
-            core.disk_full(exc)  # the old one stays, and with it what follows from it
 
     def refused_content(self, node: Inode, flight: Flight) -> None:
         """The server did not take a flight. What came after it takes its changes along; without such, the

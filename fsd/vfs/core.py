@@ -66,6 +66,8 @@ class Core:
         self.forget = False  # everything known of the server has to be asked for again
         self.root_ino = 0
         self.dirty: dict[int, None] = {}  # inodes with content the server does not have
+        # Of files with long block lists: where the log says it, and for which content a replay knows it now.
+        self.told: dict[int, tuple[int, int]] = {}
         self.flights: dict[int, Flight] = {}
         self.flight_key = 0
         self.wants: list[Want] = []

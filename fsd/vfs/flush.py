@@ -16,7 +16,7 @@ from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, FLUSH_FILES, 
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
-from fsd.vfs.log import BASE, CONTENT, DROP, RESERVED
+from fsd.vfs.log import BASE, CONTENT, DROP, RESERVED, segment_of
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
 from fsd.vfs.records import Base, Flown, Reserved, packb
@@ -25,6 +25,9 @@ JOBS_MAX: Final = 3  # build jobs out at once: loads must not queue behind a big
 JOB_BYTES: Final = 8 * MIB
 INLINE_BUDGET: Final = 16 * MIB  # blob bytes kept in memory until their commit
 RETRY_FIRST: Final = 0.2
+# A block list this long is logged once a segment, not whenever a clean file is changed: 10 GiB have 460 KB.
+LONG_LIST: Final = 64
+TOLD_MAX: Final = 4096  # files
 RETRY_MAX: Final = 5.0
 
 
@@ -72,6 +75,9 @@ class Flusher:
             # The record that said so may be freed by now; without one a recovery would bring it back.
             return self.core.record(DROP, node.ino, 0, [])
         if node.born:
+            told = self.core.told.get(node.ino)
+            if told is not None and told[1] == content.cseq and self._here(told[0]):
+                return told[0]  # what the server has follows from the records since
             return self.log_base(node, content)
         # A new file: the record of its creation says the rest.
         return min((q.pos for q in self.core.queue.of(node.ino)), default=self.core.log.tail)
@@ -91,7 +97,47 @@ class Flusher:
             node.gid,
             tuple(part_rows(content.base or {})),
         )
-        return self.core.record(BASE, node.ino, 0, [packb(base)])
+        pos = self.core.record(BASE, node.ino, 0, [packb(base)])
+        told = self.core.told
+        told.pop(node.ino, None)
+        if len(base.blocks) >= LONG_LIST:
+            told[node.ino] = pos, content.cseq
+            while len(told) > TOLD_MAX:
+                del told[next(iter(told))]
+        return pos
+
+    def _here(self, pos: int) -> bool:
+        """Whether `pos` is in the segment that is being written: an older one may be about to be freed."""
+        return segment_of(pos) == segment_of(self.core.log.tail)
+
+    def told_base(self, ino: int, before: int, after: int | None) -> None:
+        """A flight of content `before` landed, as content `after`; None: as something else. A replay of the
+        log knows the file's blocks as long as nothing else happens to it."""
+        told = self.core.told.get(ino)
+        if told is None:
+            return
+        if after is None or told[1] != before:
+            del self.core.told[ino]
+        else:
+            self.core.told[ino] = told[0], after
+
+    def say_base(self, ino: int) -> None:
+        """What the first record of a file that stays dirty says follows from the records since; said again,
+        those before the oldest change the server lacks can be freed. Only when the whole answer is applied:
+        a replay does that at the answer's record, which is before this one."""
+        core = self.core
+        node = core.nodes.by_ino.get(ino)
+        content = node.content if node is not None else None
+        if node is None or content is None or node.gone or not content.unclean or content.first is None:
+            return
+        if self._here(content.first):
+            return
+        needed = content.needed()
+        try:
+            first = self.log_base(node, content)
+            content.first = first if needed is None else min(first, needed)
+        except NoSpace as exc:
+            core.disk_full(exc)  # the old one stays, and with it what follows from it
 
     def retime(self, node: Inode) -> None:
         """Attributes changed after a freeze: a flight without a number would undo them when it comes."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.bench import Bench
@@ -16,9 +17,11 @@ from support.client import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import NoSpace, PosixError
 from fsd.model.limits import BLOCK, MIB
+from fsd.vfs import flush
 from fsd.vfs.build import BuildJob
 from fsd.vfs.commit import CommitJob
 from fsd.vfs.loads import AskJob
+from fsd.vfs.log import BASE, CONTENT
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Job, Park
 
@@ -303,6 +306,78 @@ def test_the_base_is_said_again_behind_the_whole_answer(client: Client) -> None:
 
 
 # Room in the log.
+
+
+@pytest.fixture
+def long_lists(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of eight blocks has a long list, and a segment holds all a test does."""
+    monkeypatch.setattr(flush, "LONG_LIST", 8)
+    client.volume.core.log._segment_size = 64 * MIB
+
+
+def blocks_of(client: Client, count: int) -> tuple[int, bytearray]:
+    """A file that has something in each of `count` blocks, on the server; its inode and content."""
+    node, fh = client.call(lambda v: v.create(v.root_ino, b"big", 0o644, 0, 0, os.O_RDWR))
+    content = bytearray((count - 1) * BLOCK + 3)
+    for at in range(0, count * BLOCK, BLOCK):
+        content[at : at + 3] = b"old"
+        client.call(lambda v, at=at: v.write(fh, at, b"old"))  # type: ignore[misc]
+    client.call(lambda v: v.fsync(fh, False))
+    client.call(lambda v: v.release(fh))
+    return node.ino, content
+
+
+def change(client: Client, ino: int, at: int, data: bytes, *, sync: bool = True) -> None:
+    fh = client.call(lambda v: v.open(ino, os.O_RDWR))
+    client.call(lambda v: v.write(fh, at, data))
+    if sync:
+        client.call(lambda v: v.fsync(fh, False))
+    client.call(lambda v: v.release(fh))
+
+
+@pytest.mark.usefixtures("long_lists")
+def test_a_long_block_list_is_logged_once_a_segment_and_a_recovery_knows_it(client: Client) -> None:
+    """4 KiB in a big file, again and again, each flushed."""
+    ino, want = blocks_of(client, 24)
+    change(client, ino, 0, b"the list is logged here")
+    want[:23] = b"the list is logged here"
+    kinds: list[int] = []
+    write = client.volume.core.log._write
+
+    def counting(kind: int, *args: Any, **more: Any) -> int:
+        kinds.append(kind)
+        return write(kind, *args, **more)
+
+    client.volume.core.log._write = counting  # type: ignore[method-assign]
+    for number in range(30):
+        at = client.rng.randrange(23) * BLOCK + client.rng.randrange(100) * 4096
+        want[at : at + 4096] = bytes([65 + number]) * 4096
+        change(client, ino, at, bytes(want[at : at + 4096]), sync=number < 28)
+    assert kinds.count(CONTENT) >= 28
+    assert kinds.count(BASE) == 0
+    client.waiting.clear()
+    client.kill()
+    client.open()
+    settled(client)
+    assert files(client)["/big"] == bytes(want)
+
+
+@pytest.mark.usefixtures("long_lists")
+def test_another_s_change_of_a_long_block_list_is_told_by_the_log(client: Client) -> None:
+    rival = other(client)
+    ino, want = blocks_of(client, 10)
+    for data in (b"one", b"two"):
+        change(client, ino, 7, data)
+    rival.put(rival.volume.root_ino, b"big", b"the rival's", offset=BLOCK, sync=True)
+    client.feed()
+    change(client, ino, 2 * BLOCK, b"new", sync=False)
+    client.waiting.clear()
+    client.kill()
+    client.open()
+    settled(client)
+    want[7:10], want[BLOCK : BLOCK + 11], want[2 * BLOCK : 2 * BLOCK + 3] = b"two", b"the rival's", b"new"
+    assert files(client)["/big"] == bytes(want)
+    rival.volume.close()
 
 
 def test_an_open_file_without_a_name_does_not_hold_the_log_for_ever(client: Client) -> None:

@@ -32,6 +32,7 @@ def small_limits(enabled: bool) -> Iterator[None]:
     """Partial block lists, flights of several jobs, uploads ahead: in files of a few kilobytes."""
     values: list[tuple[Any, str, Any]] = [
         (content, "FULL_LIST_BLOCKS", 0),
+        (flush, "LONG_LIST", 0),
         (flush, "JOB_BYTES", 32 * KIB),
         (flush, "FLUSH_BYTES", 40 * KIB),
         (flush, "INLINE_BUDGET", 64 * KIB),
