@@ -49,20 +49,25 @@ def audit(context: Context, args: SimpleNamespace) -> Document:
     db = open_database(check_url(database) if database else Path(args.data_dir), context.host)
     try:
         rows = db.read(
-            lambda tx: tx.all("SELECT id, name FROM fs WHERE status IN ('active','kept') ORDER BY id")
+            lambda tx: tx.all("SELECT id, name, status FROM fs WHERE status IN ('active','kept') ORDER BY id")
         )
-        wanted = [FsRef(*row) for row in rows if args.file_system_id in (None, row[1])]
-        if args.file_system_id is not None and not wanted:
+        asked = [row for row in rows if args.file_system_id in (None, row[1])]
+        wanted = [FsRef(*row[:2]) for row in asked if row[2] == "active"]
+        kept = [FsRef(*row[:2]) for row in asked if row[2] == "kept"]
+        if args.file_system_id is not None and not asked:
             raise NotFound(f"no filesystem {args.file_system_id} there")
         if args.repair:
             assert store is not None
             return _repair(context, args, db, store, wanted)
-        return _look(args, db, store, wanted)
+        return _look(args, db, store, wanted, kept)
     finally:
         db.close()
 
 
-def _look(args: SimpleNamespace, db: Database, store: BlobStore | None, wanted: list[FsRef]) -> Document:
+def _look(
+    args: SimpleNamespace, db: Database, store: BlobStore | None, wanted: list[FsRef], kept: list[FsRef]
+) -> Document:
+    """Of those that are `kept` there are only packs, for the forks that use them."""
     from random import SystemRandom
 
     from fsd.service.audit import audit as check
@@ -70,8 +75,8 @@ def _look(args: SimpleNamespace, db: Database, store: BlobStore | None, wanted: 
 
     findings: list[dict[str, Any]] = []
     packs = read = strays = 0
-    for fs in wanted:
-        found = check(db, fs)
+    for fs in [*wanted, *kept]:
+        found = check(db, fs) if fs in wanted else []
         if store is not None:
             more, seen = audit_store(db, store, fs, read_data=args.read_data, rng=SystemRandom())
             found += more

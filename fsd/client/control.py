@@ -16,6 +16,7 @@ from fsd.model.errors import FsdError, Unavailable
 JsonObject = dict[str, Any]
 BASE: Final = "/v1/file-systems"
 PAGE: Final = 200
+_VACUUM: Final = 3600.0  # a database written anew holds one answer back
 
 
 def _id(text: str) -> str:
@@ -74,7 +75,7 @@ class Control:
         if older_than is not None:
             body["older_than_ms"] = int(older_than * 1000)
         while True:
-            page = self.http.json("POST", "/v1/sweep", body=body)
+            page = self.http.json("POST", "/v1/sweep", body=body, wait=_VACUUM if vacuum else 0.0)
             yield page
             if page["next_cursor"] is None:
                 return

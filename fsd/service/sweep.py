@@ -30,7 +30,6 @@ from fsd.model.limits import (
     STRAY_LEAST,
     SWEEP_BLOBS,
     SWEEP_CALL,
-    SWEEP_EVERY,
     SWEEP_LEASE,
     SWEEP_LIST,
     SWEEP_LIST_EVERY,
@@ -56,6 +55,7 @@ _AT: Final = {  # what stands for a place within a phase
     "strays": re.compile(r".*"),
 }
 _NO_AT: Final = re.compile(r"(more)?")
+_CALM: Final = 6  # pauses after a round that found nothing to do
 _SHARE: Final = 20  # a round that took long is followed by a pause this many times as long
 BLOBS_SQL: Final = (
     "SELECT hash, pack, stored_len, refs, fresh FROM blob WHERE fs=? AND hash>? ORDER BY hash LIMIT ?"
@@ -100,6 +100,7 @@ class Sweep:
         self._now: Cursor | None = None
         self._terms = Terms(keep.grace)
         self._began = 0.0
+        self._did: Figures = Counter()
         self._until = 0
         self._mutex = threading.Lock()
         self._totals: Figures = Counter(dict.fromkeys(("rounds", *FIGURES), 0))
@@ -129,9 +130,11 @@ class Sweep:
             cursor.fs, self._holder
         ):
             return True  # somebody else goes on with it
-        self._now = self._step(cursor, self._terms, Counter())
+        self._now = self._step(cursor, self._terms, self._did)
         if self._now is None:
-            self._end(cursor.fs, self._holder, self._host.monotonic() - self._began)
+            took = self._host.monotonic() - self._began
+            calm = 1 if any(self._did.values()) else _CALM
+            self._end(cursor.fs, self._holder, max(calm * self._keep.every, _SHARE * took))
             self._add(Counter(rounds=1))
         return True
 
@@ -145,6 +148,7 @@ class Sweep:
         before = self._keep.before(self._host.wall_ns(), SWEEP_LIST_EVERY)
         self._terms = Terms(self._keep.grace, lists=listed is None or listed[0] < before)
         self._began = self._host.monotonic()
+        self._did = Counter()
         self._now = Cursor(fs)
 
     def _claim(self, fs: FsRef, holder: str) -> bool:
@@ -172,8 +176,7 @@ class Sweep:
             self._until = until
         return won
 
-    def _end(self, fs: FsRef, holder: str, took: float) -> None:
-        pause = max(self._keep.every or SWEEP_EVERY, _SHARE * took)
+    def _end(self, fs: FsRef, holder: str, pause: float) -> None:
         due = self._host.wall_ns() + int(pause * NS)
         self._db.write(
             lambda tx: tx.execute(
@@ -203,7 +206,7 @@ class Sweep:
             if following is None:
                 figures["file_systems"] += 1
                 if not terms.dry:
-                    self._end(now.fs, holder, 0)
+                    self._end(now.fs, holder, self._keep.every)
                 following = None if only else self._next_fs(now.fs.id)
             now = following
             if self._host.monotonic() > end:

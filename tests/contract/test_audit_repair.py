@@ -215,3 +215,23 @@ def test_objects_of_unknown_filesystems_are_named(bench: SweepBench) -> None:
         for number in range(3):
             service.store.delete(f"packs/{name}/{number:016x}")
     assert unknown_file_systems(service.db, service.store) == []
+
+
+def test_packs_of_a_deleted_filesystem_are_audited_for_its_fork(bench: SweepBench) -> None:
+    service, parent = bench.service, bench.fs
+    made = service.db.write(lambda tx: service.forks.create(tx, parent, "fork", []))
+    fork = service.filesystems.get(made["file_system_id"])
+    service.forks.finish(fork)
+    service.db.write(lambda tx: service.filesystems.delete(tx, parent.name))
+    while service.filesystems.collect():
+        pass
+    assert service.db.read(lambda tx: tx.one("SELECT status FROM fs WHERE id=?", (parent.id,))) == ("kept",)
+    found, seen = audit_store(service.db, service.store, parent, read_data=True, rng=random.Random(1))
+    assert (found, seen.packs) == ([], 2)
+    bench.fs = fork
+    assert look(bench) == []
+    same(bench.tree(), FILES)
+    key = max(key for key in bench.objects() if parent.name in key)
+    service.store.delete(key)
+    found, _ = audit_store(service.db, service.store, parent, read_data=False, rng=random.Random(1))
+    assert len(found) == 1

@@ -112,6 +112,7 @@ def test_listing_goes_on_behind_a_key(store: BlobStore) -> None:
     for at in (0, 5, 11):
         assert [one.key for one in store.list("packs/fs_a/", keys[at])] == keys[at + 1 :]
     assert [one.key for one in store.list("packs/", keys[10])] == [keys[11], "packs/fs_b/0"]
+    assert [one.key for one in store.list("packs/", "packs/fs_a/~")] == ["packs/fs_b/0"]
     store.delete("packs/fs_b/0")
     for above in ("packs/fs_b", "packs/fs_a", "packs/none"):
         store.tidy(above)
