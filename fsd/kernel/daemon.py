@@ -252,6 +252,7 @@ class Daemon:
             file_system=options.token.file_system_id,
             remote_path=options.remote_path,
             read_only=options.read_only,
+            consistency=options.consistency,
             exclusive=options.exclusive,
             lease_ttl=options.lease_ttl,
             durability=options.durability,
@@ -326,7 +327,12 @@ class Daemon:
         token = trio.lowlevel.current_trio_token()
         loop = make_loop(options.loop)
         self.machine = Machine(volume, self.remote, self.cache, loop, options.host, options.io_timeout)
-        self.operations = FsdOperations(self.machine, xattr=options.xattr, immutable=bool(options.state))
+        self.operations = FsdOperations(
+            self.machine,
+            xattr=options.xattr,
+            immutable=bool(options.state),
+            ask=options.consistency == "open",
+        )
         self.session = FuseSession(
             loop,
             self.operations,

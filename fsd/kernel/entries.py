@@ -34,18 +34,20 @@ class Inode(Protocol):
 
 
 class Entries:
-    """Makes entries for one mount. `root_ino` is shown as 1, everything else under its own number."""
+    """Makes entries for one mount. `root_ino` is shown as 1, everything else under its own number. Without
+    `keep` the kernel asks for attributes and absent names each time."""
 
-    def __init__(self, root_ino: int, timeout: float = TIMEOUT) -> None:
+    def __init__(self, root_ino: int, timeout: float = TIMEOUT, *, keep: bool = True) -> None:
         self._root = root_ino
         self._normal = timeout
         self._epoch = 0
         self.timeout = timeout
+        self._keep = keep
         self._passing = EntryAttributes()
         self.negative = EntryAttributes()
         self.negative.st_ino = 0
-        self.negative.entry_timeout = timeout
-        self.negative.attr_timeout = timeout
+        self.negative.entry_timeout = timeout if keep else 0.0
+        self.negative.attr_timeout = timeout if keep else 0.0
 
     def silent(self, is_silent: bool) -> None:
         """With the change feed silent every later answer has time-out 0."""
@@ -53,7 +55,7 @@ class Entries:
         if timeout != self.timeout:
             self.timeout = timeout
             self._epoch += 1
-            self.negative.entry_timeout = timeout
+            self.negative.entry_timeout = timeout if self._keep else 0.0
 
     def of(self, inode: Inode) -> EntryAttributes:
         cached = inode.kernel
@@ -87,4 +89,4 @@ class Entries:
         entry.st_mtime_ns = inode.mtime
         entry.st_ctime_ns = inode.ctime
         entry.entry_timeout = self.timeout
-        entry.attr_timeout = self.timeout
+        entry.attr_timeout = self.timeout if self._keep else 0.0

@@ -77,12 +77,15 @@ class FsdOperations(pyfuse3.Operations):
     enable_writeback_cache = False
     enable_acl = False
 
-    def __init__(self, machine: Machine, *, xattr: bool = True, immutable: bool = False) -> None:
+    def __init__(
+        self, machine: Machine, *, xattr: bool = True, immutable: bool = False, ask: bool = False
+    ) -> None:
+        """`ask`: consistency `open`. The kernel keeps no attributes and no absent names then."""
         super().__init__()
         self._machine = machine
         self._volume = machine.volume
         self._root = machine.volume.root_ino
-        self.entries = Entries(self._root, FOREVER if immutable else TIMEOUT)
+        self.entries = Entries(self._root, FOREVER if immutable else TIMEOUT, keep=not ask)
         self._keep_cache = immutable
         self._xattr = xattr
         self._now = machine.host.monotonic
@@ -141,7 +144,7 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        inode = self._volume.lookup(self._ino(parent), name)
+        inode = self._volume.lookup(self._ino(parent), name, ctx)
         self.answered = self._now()
         return self.entries.negative if inode is None else self.entries.of(inode)
 
@@ -221,7 +224,7 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
-        fh = self._volume.open(self._ino(nodeid), flags, ctx.uid, functools.partial(_groups, ctx))
+        fh = self._volume.open(self._ino(nodeid), flags, ctx.uid, functools.partial(_groups, ctx), ctx)
         self._openers[fh] = ctx.pid
         return FileInfo(fh=fh, keep_cache=self._keep_cache)
 
@@ -253,7 +256,7 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def opendir(self, nodeid: int, ctx: RequestContext) -> int:
         ino = self._ino(nodeid)
-        fh = self._volume.opendir(ino)
+        fh = self._volume.opendir(ino, ctx)
         self._directories[fh] = ino
         self._openers[fh] = ctx.pid
         return fh

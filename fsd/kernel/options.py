@@ -52,7 +52,7 @@ class MountOptions:
     lease_ttl: float = LEASE_TTL
     lease_wait: float = 0.0
     durability: str = "fsync"  # or "close"
-    consistency: str = "feed"  # the only one there is
+    consistency: str = "feed"  # or "open": the server is asked at each open
     xattr: bool = True
     allow_other: bool | None = None  # None: when root
     loop: str = "mini"  # or "trio"

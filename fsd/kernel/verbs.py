@@ -82,6 +82,7 @@ class Verbs:
             "read_only": daemon.options.read_only,
             "shown_state": daemon.shown.status(),
             "durability": daemon.options.durability,
+            "consistency": daemon.options.consistency,
             "loop": daemon.options.loop,
             "fs_seq": seq,
             "pending": {

@@ -6,10 +6,10 @@ import errno
 import os
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple, NoReturn
 
 from fsd.model.errors import FsdError, NoSpace, PosixError
-from fsd.model.limits import NS_BATCH_MAX
+from fsd.model.limits import NS_BATCH_MAX, PARKED_MAX
 from fsd.model.ops import Op
 from fsd.vfs.commit import Committer
 from fsd.vfs.compact import compact
@@ -22,6 +22,14 @@ FLUSH_AT: Final = 0.75  # of the buffer: flush without waiting for age
 ROUND_PAUSE: Final = 0.05  # seconds between flushes because of it
 DISK_AGAIN: Final = 1.0  # seconds until a write on a full disk is tried again though nothing was freed
 SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is silent
+
+
+class Asked(NamedTuple):
+    """A question at an open: who waits for it, and which version of the inode was known before."""
+
+    asker: object
+    want: Want
+    born: int
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +59,7 @@ class Calls:
         self.flusher = committer.flusher
         self.loader = loader
         self.handles: dict[int, Handle] = {}
+        self.asked: dict[int, Asked] = {}  # by the identity of the asker, which the entry keeps alive
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
@@ -105,6 +114,41 @@ class Calls:
         if node is None:
             raise Park(self.loader.name(parent, name))
         return node
+
+    def as_of_now(self, node: Inode, asker: object) -> None:
+        """With consistency `open`: the server is asked once for each open, after it was called. Parks; with
+        the answer there the same call comes again with the same `asker`. ESTALE when the file's name means
+        another one now: the kernel then looks the path up again."""
+        mine = self.asked.get(id(asker))
+        if mine is None:
+            self._ask_once(asker, self.loader.again(node), node.born)
+        elif node.is_dir and not node.busy and (node.gone or node.born != mine.born):
+            node.complete = False  # other names may be in it than those that are known
+            node.names_stale.update(node.entries)
+        elif not node.is_dir and node.where is not None and not node.gone:
+            above = self.core.nodes.by_ino.get(node.where[0])
+            if above is not None and above.entries.get(node.where[1]) != node.ino:
+                self.answered(asker)
+                raise PosixError(errno.ESTALE, "the name means another file now")
+
+    def absent_as_of_now(self, parent: Inode, name: bytes, asker: object) -> Inode | None:
+        """The same for a name that nothing is known under: what it means now."""
+        if id(asker) not in self.asked and name not in parent.names_pending:
+            self._ask_once(asker, self.loader.again_absent(parent, name), 0)
+        return self.child(parent, name)
+
+    def asks(self, asker: object) -> bool:
+        return asker is not None and self.core.options.consistency == "open"
+
+    def answered(self, asker: object) -> None:
+        """The call comes to its end: it asks no more."""
+        self.asked.pop(id(asker), None)
+
+    def _ask_once(self, asker: object, want: Want, born: int) -> NoReturn:
+        while len(self.asked) >= PARKED_MAX:  # of callers that were killed while they waited
+            self.asked.pop(next(iter(self.asked)))
+        self.asked[id(asker)] = Asked(asker, want, born)
+        raise Park(want)
 
     def must_be_writable(self, *nodes: Inode) -> None:
         """Before a change of these inodes, or of names in these directories. EROFS."""

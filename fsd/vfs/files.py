@@ -47,14 +47,23 @@ class FileCalls(NameCalls):
         return node, self.opened(node, flags)
 
     def open(
-        self, ino: int, flags: int, uid: int = 0, groups: Callable[[], Collection[int]] = frozenset
+        self,
+        ino: int,
+        flags: int,
+        uid: int = 0,
+        groups: Callable[[], Collection[int]] = frozenset,
+        asker: object = None,
     ) -> int:
         """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered.
 
         `uid` and `groups` are the caller's: whoever changes a file takes its set-id bits away. The kernel
-        leaves that to us for O_TRUNC, and for set-group-ID without the right to execute.
+        leaves that to us for O_TRUNC, and for set-group-ID without the right to execute. `asker` stands for
+        the request (see `as_of_now`).
         """
-        node = self.current(self.core.nodes.get(ino))
+        node = self.core.nodes.get(ino)
+        if self.asks(asker) and not node.busy:
+            self.as_of_now(node, asker)
+        self.current(node)
         if node.is_dir:
             raise PosixError(errno.EISDIR, "it is a directory")
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
@@ -65,6 +74,8 @@ class FileCalls(NameCalls):
         if truncate:
             self.emptied(node, set_id_bits(node, uid, groups))
         fh = self.opened(node, flags)
+        if asker is not None:
+            self.answered(asker)
         if self.handles[fh].writable:
             self.handles[fh].takes = set_id_bits(node, uid, groups) & stat.S_ISGID
         return fh

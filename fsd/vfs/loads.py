@@ -93,6 +93,7 @@ class Loader:
         self.blob_queue: list[bytes] = []
         self.retry_at: float | None = None
         self.delay = RETRY_FIRST
+        self.questions = 0  # numbers those that are never shared
         self.too_big: set[int] = set()  # directories whose trees do not fit into one answer
         # When names (and listings, under b"") were last answered, while the change feed is silent (`watch`).
         self.watch = False
@@ -185,15 +186,39 @@ class Loader:
 
     def attrs(self, nodes: Sequence[Inode], *, soft: bool = False) -> Want:
         """Ask for attributes again."""
-        nodes = list(nodes)[:NS_BATCH_MAX]
+        return self._attrs(("attrs", nodes[0].ino), list(nodes)[:NS_BATCH_MAX], soft=soft)
 
+    def _attrs(self, key: Key, nodes: list[Inode], *, soft: bool = False) -> Want:
         def answered(answer: Any, seq: int) -> bool:
             for node, attr in zip(nodes, answer):
                 self.refreshed(node, attr, seq)
             return True
 
         inos = tuple(self.core.wire.out(node.ino) for node in nodes)
-        return self._ask(("attrs", nodes[0].ino), "attributes", (ATTRS, inos), answered, soft=soft)
+        return self._ask(key, "attributes", (ATTRS, inos), answered, soft=soft)
+
+    def again(self, node: Inode) -> Want:
+        """Ask what the server has of `node` now, by its name: a question of its own each time, sent after
+        this call. Of the mount's root, and where no name is known, by its number."""
+        self.questions += 1
+        key = ("again", self.questions)
+        above = self.core.nodes.by_ino.get(node.where[0]) if node.where is not None else None
+        if above is None or node.where is None:
+            return self._attrs(key, [node])
+        return self._again_name(key, above, node.where[1])
+
+    def again_absent(self, parent: Inode, name: bytes) -> Want:
+        """The same for a name that is not known to exist."""
+        self.questions += 1
+        return self._again_name(("again", self.questions), parent, name)
+
+    def _again_name(self, key: Key, parent: Inode, name: bytes) -> Want:
+        def answered(answer: Any, seq: int) -> bool:
+            self.looked_up(parent, name, answer, seq)
+            return True
+
+        question = (LOOKUP, self.core.wire.out(parent.ino), name, 0)
+        return self._ask(key, "a name, at an open", question, answered)
 
     def block_list(self, node: Inode) -> Want:
         """Load the block list of a file of more than one block."""

@@ -45,12 +45,16 @@ RECORD_ROOM = 1024  # about what an operation's record takes
 class NameCalls(Calls):
     """See the module."""
 
-    def lookup(self, parent: int, name: bytes) -> Inode | None:
-        """The inode `name` means, None if there is none. Counts one kernel lookup when found."""
+    def lookup(self, parent: int, name: bytes, asker: object = None) -> Inode | None:
+        """The inode `name` means, None if there is none. Counts one kernel lookup when found. `asker` stands
+        for the request (see `as_of_now`)."""
         directory = self.core.nodes.directory(parent)
         if len(name) > 255:
             raise PosixError(errno.ENAMETOOLONG, "the name is too long")
         node = self.child(directory, name)
+        if node is None and self.asks(asker):
+            node = self.absent_as_of_now(directory, name, asker)
+            self.answered(asker)
         if node is None:
             return None
         self.current(node)
@@ -444,7 +448,10 @@ class NameCalls(Calls):
         self.changed(node, time)
 
     # directory handles -------------------------------------------------------------------------------
-    def opendir(self, ino: int) -> int:
+    def opendir(self, ino: int, asker: object = None) -> int:
+        if self.asks(asker):
+            self.as_of_now(self.core.nodes.directory(ino), asker)
+            self.answered(asker)
         return self.new_handle(self.core.nodes.directory(ino), 0)
 
     def readdir(self, fh: int, cookie: int, limit: int = 1000) -> list[tuple[bytes, Inode, int]]:

@@ -34,6 +34,7 @@ class VolumeOptions:
     `state_dir` is this mount's own directory (`mounts/<id>`), made if absent. `path` is the local mount
     point and `hostname` this machine's name, for the server's record. `remote_path` is the subtree shown.
     `exclusive`: be the only writer there, by a lease that lasts `lease_ttl` when it is not renewed.
+    `consistency` "open": whoever is named as asker of an open or a lookup gets what the server has then.
     `durability` is "fsync" or "close". `buffer_size` None: half of the free disk, at most BUFFER_MAX.
     `io_timeout` 0: wait for ever. `endpoint` and `file_system` are written beside the log, so that a state
     directory of another filesystem is refused.
@@ -48,6 +49,7 @@ class VolumeOptions:
     read_only: bool = False
     exclusive: bool = False
     lease_ttl: float = LEASE_TTL
+    consistency: str = "feed"
     durability: str = "fsync"
     flush_age: float = FLUSH_AGE
     buffer_size: int | None = None

@@ -1,0 +1,184 @@
+"""`--consistency open`: what was closed on one mount is seen by the next open on another, feed or not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.bench import Bench
+from support.client import Client, Clock
+
+from fsd.model.errors import FsdError
+from fsd.model.limits import BLOCK, PARKED_MAX
+from fsd.vfs.types import Park
+
+
+class Pair:
+    """A writer, and a reader that never hears from the feed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.bench = Bench(directory / "server")
+        clock, rng = Clock(), random.Random(1)
+        self.writer = Client(directory / "w", self.bench, clock, rng, "writer")
+        self.reader = Client(directory / "r", self.bench, clock, rng, "reader")
+        self.reader.options = replace(self.reader.options, consistency="open")
+        for client in (self.writer, self.reader):
+            client.net.faulty = False
+            client.open()
+        self.root = self.reader.volume.root_ino
+
+    def write(self, name: bytes, data: bytes) -> None:
+        self.writer.put(self.root, name, data, truncate=True, sync=True)
+
+    def look(self, name: bytes) -> int | None:
+        """As the kernel looks a path up at an open: from its own memory where it knows the name."""
+        asker = object()
+        found = self.reader.call(lambda v: v.lookup(self.root, name, asker))
+        return None if found is None else found.ino
+
+    def read(self, ino: int) -> bytes:
+        """Open, read all, close."""
+        asker = object()
+        fh = self.reader.call(lambda v: v.open(ino, os.O_RDONLY, asker=asker))
+        data = self.reader.call(lambda v: v.read(fh, 0, 1 << 30))
+        self.reader.call(lambda v: v.release(fh))
+        return data
+
+    def cat(self, name: bytes) -> bytes:
+        """By name, as `cat` does: a stale name is looked up once more."""
+        ino = self.look(name)
+        assert ino is not None
+        try:
+            return self.read(ino)
+        except FsdError as exc:
+            if exc.errno != errno.ESTALE:
+                raise
+        again = self.look(name)
+        assert again is not None
+        assert again != ino
+        return self.read(again)
+
+    def asked(self) -> int:
+        return self.reader.remote.calls.count("ask")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.bench.close()
+
+
+def test_each_open_sees_what_was_closed_before_it_with_one_request(pair: Pair) -> None:
+    pair.write(b"f", b"one")
+    assert pair.cat(b"f") == b"one"
+    for text in (b"two", b"three", b""):
+        pair.write(b"f", text)
+        before = pair.asked()
+        assert pair.cat(b"f") == text
+        assert pair.asked() - before == 1
+    before = pair.asked()
+    assert pair.cat(b"f") == b""
+    assert pair.asked() - before == 1  # also when nothing has changed
+
+
+def test_a_file_of_several_blocks_too(pair: Pair) -> None:
+    first, second = os.urandom(2 * BLOCK + 5), os.urandom(2 * BLOCK + 7)
+    pair.write(b"big", first)
+    assert pair.cat(b"big") == first
+    pair.write(b"big", second)
+    before = pair.asked()
+    assert pair.cat(b"big") == second
+    assert pair.asked() - before <= 2  # the file, and its block list
+
+
+def test_a_name_that_means_another_file_is_looked_up_again(pair: Pair) -> None:
+    pair.write(b"f", b"old")
+    old = pair.look(b"f")
+    assert pair.cat(b"f") == b"old"
+    pair.write(b".tmp", b"new")
+    pair.writer.call(lambda v: v.rename(pair.root, b".tmp", pair.root, b"f", 0))
+    pair.writer.until(pair.writer.volume.barrier())
+    assert pair.cat(b"f") == b"new"
+    assert pair.look(b"f") != old
+    pair.writer.call(lambda v: v.unlink(pair.root, b"f"))
+    pair.writer.until(pair.writer.volume.barrier())
+    gone = pair.look(b"f")
+    assert gone is not None  # the kernel knew it
+    with pytest.raises(FsdError) as told:
+        pair.read(gone)
+    assert told.value.errno == errno.ESTALE
+    assert pair.look(b"f") is None
+
+
+def test_a_name_that_did_not_exist_is_asked_for_again(pair: Pair) -> None:
+    assert pair.look(b"late") is None
+    pair.write(b"late", b"there")
+    assert pair.cat(b"late") == b"there"
+
+
+def test_a_listing_begins_with_what_is_there_at_opendir(pair: Pair) -> None:
+    def names() -> set[bytes]:
+        asker = object()
+        fh = pair.reader.call(lambda v: v.opendir(pair.root, asker))
+        page = pair.reader.call(lambda v: v.readdir(fh, 0))
+        pair.reader.call(lambda v: v.releasedir(fh))
+        return {name for name, _, _ in page}
+
+    pair.write(b"a", b"1")
+    assert names() == {b"a"}
+    pair.write(b"b", b"2")
+    pair.writer.call(lambda v: v.unlink(pair.root, b"a"))
+    pair.writer.until(pair.writer.volume.barrier())
+    assert names() == {b"b"}
+    before = pair.asked()
+    assert names() == {b"b"}
+    assert pair.asked() - before == 1
+
+
+def test_an_open_waits_for_an_answer_of_its_own(pair: Pair) -> None:
+    """A question that was sent before the open is not its answer."""
+    pair.write(b"f", b"one")
+    ino = pair.look(b"f")
+    assert ino is not None
+    volume = pair.reader.volume
+    first, second = object(), object()
+    with pytest.raises(Park) as early:
+        volume.open(ino, os.O_RDONLY, asker=first)
+    job = next(iter(volume.jobs()))
+    answer = pair.reader.run(job)
+    pair.write(b"f", b"two")
+    with pytest.raises(Park) as late:
+        volume.open(ino, os.O_RDONLY, asker=second)
+    volume.finish(job, answer)
+    assert early.value.want.finished
+    assert not late.value.want.finished
+    fh = volume.open(ino, os.O_RDONLY, asker=first)
+    volume.release(fh)
+    pair.reader.until(late.value.want)
+    fh = pair.reader.call(lambda v: v.open(ino, os.O_RDONLY, asker=second))
+    assert pair.reader.call(lambda v: v.read(fh, 0, 10)) == b"two"
+
+
+def test_callers_that_never_come_back_are_forgotten(pair: Pair) -> None:
+    pair.write(b"f", b"one")
+    ino = pair.look(b"f")
+    assert ino is not None
+    for _ in range(PARKED_MAX + 10):
+        with pytest.raises(Park):
+            pair.reader.volume.open(ino, os.O_RDONLY, asker=object())
+    assert len(pair.reader.volume.asked) <= PARKED_MAX
+
+
+def test_own_changes_that_are_not_sent_yet_ask_nobody(pair: Pair) -> None:
+    pair.reader.put(pair.root, b"mine", b"local")
+    ino = pair.look(b"mine")
+    assert ino is not None
+    before = pair.asked()
+    assert pair.read(ino) == b"local"
+    assert pair.asked() == before
