@@ -1,0 +1,44 @@
+"""What the daemon may take of a sandbox's memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.sandbox import sandbox
+from support.server import TestFs
+
+MIB = 1 << 20
+
+
+def peak(pid: int) -> float:
+    """MiB of the largest RSS so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmHWM")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("size", [48, pytest.param(512, marks=pytest.mark.long)])
+def test_large_files_pass_through(
+    size: int, tmp_path_factory: pytest.TempPathFactory, shared_fs: TestFs
+) -> None:
+    """Written, and read after a remount: what calls that waited had made is let go at once."""
+    with sandbox(tmp_path_factory.mktemp("b"), shared_fs, supervised=True) as box:
+        path = box.mountpoint / "large"
+        block = os.urandom(MIB)
+        with path.open("wb", buffering=0) as file:
+            for at in range(size):
+                file.write(block[at:] + block[:at])
+            os.fsync(file.fileno())
+        assert peak(box.daemon) < 90
+        box.unmount()
+        box.mount()
+        with path.open("rb", buffering=0) as file:
+            for at in range(size):
+                assert file.read(MIB) == block[at:] + block[:at]
+        assert peak(box.daemon) < 90
+        assert peak(box.pids[0]) < 16, "the supervisor"
+        box.unmount()
