@@ -23,7 +23,8 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
 from fsd.model.errors import DamagedBody, IntegrityError, NotFound, TooLarge, Unavailable
-from fsd.model.limits import KIB, PACK_INLINE_MAX, UPLOAD_BLOBS_MAX, UPLOAD_MAX
+from fsd.model.limits import KIB, PACK_INLINE_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX, UPLOAD_MAX
+from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
 from fsd.service.retained import source
 from fsd.wire.frame import Blob, open_blob, pack_pieces
@@ -49,12 +50,13 @@ class Location(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A pack ready for its rows. `data` None: it is an object already."""
+    """A pack ready for its rows. `data` None: it is an object already, written from `began` (wall ns) on."""
 
     number: int
     size: int
     data: bytes | None
     rows: list[tuple[bytes, int, int, int, int]]  # hash, off, raw_len, stored_len, codec
+    began: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,12 @@ class Packs:
 
     def write(self, fs_name: str, blobs: list[Blob]) -> Made:
         """A new pack of verified `blobs`; an object, unless it is small. No row names it yet."""
-        number = self._number()
+        number, began = self._number(), self._host.wall_ns()
         pieces, made = _frame(fs_name, number, blobs)
         if sum(len(blob.stored) for blob in blobs) <= PACK_INLINE_MAX:
             return made._replace(data=b"".join(pieces))
         self._store.put(object_key(fs_name, number), pieces)
-        return made
+        return made._replace(began=began)
 
     def discard(self, fs_name: str, number: int) -> None:
         """Delete the object of a pack no row ever named."""
@@ -143,6 +145,7 @@ class Packs:
 
     @staticmethod
     def _insert_pack(tx: Tx, fs: int, made: Made, now: int) -> None:
+        check_in_time(made, now)
         if made.data is not None:
             # Where all of an inline pack is known already, not even its bytes are kept.
             stored = _stored(tx, fs, [row[0] for row in made.rows])
@@ -279,6 +282,13 @@ class Packs:
             except NotFound:
                 moved += group
         return blobs, moved
+
+
+def check_in_time(made: Made, now: int) -> None:
+    """Before the rows of `made` are written. A machine that was stopped for long in between must not name an
+    object that another server has swept as a stray meanwhile: raises `Unavailable`."""
+    if made.data is None and now - made.began > STRAY_LEAST * NS / 2:
+        raise Unavailable("storing this took too long", hint="try again")
 
 
 def _arrived(blob: Blob) -> None:

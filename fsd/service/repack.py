@@ -23,7 +23,7 @@ from fsd.meta.sql import chunks, in_list
 from fsd.model.errors import IntegrityError, NotFound
 from fsd.model.limits import REPACK_BYTES, REPACK_INLINE, REPACK_WORTH, SWEEP_PACKS, UPLOAD_BLOBS_MAX
 from fsd.service.access import FsRef
-from fsd.service.packs import Location, Made, Packs
+from fsd.service.packs import Location, Made, Packs, check_in_time
 from fsd.wire.frame import Blob, open_blob
 
 log = logging.getLogger(__name__)
@@ -203,6 +203,7 @@ def _move(tx: Tx, owner: FsRef, old: list[int], made: Made, filesystems: set[int
         tx.lock_fs(fs)
     if tx.one("SELECT 1 FROM fs WHERE id=? AND status IN ('active','kept')", (owner.id,)) is None:
         raise NotFound(f"no filesystem {owner.name}")
+    check_in_time(made, now)
     tx.execute(
         "INSERT INTO pack (id, fs, size, data, created) VALUES (?,?,?,?,?)",
         (made.number, owner.id, made.size, made.data, now),

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from fsd.blobs.store import BlobStore
+from fsd.blobs.store import BlobStore, Listed
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import MAX, chunks, in_list
@@ -394,16 +394,22 @@ class Sweep:
         prefix = f"packs/{fs.name}/"
         before = self._keep.before(self._host.wall_ns(), max(terms.older, STRAY_LEAST)) // NS
         count, last = 0, ""
-        old: dict[int, int] = {}
-        for key, size, mtime in self._store.list(prefix, at):
-            count, last = count + 1, key
-            number = pack_number(key, prefix)
-            if number is not None and mtime < before:
-                old[number] = size
+        listed: dict[int, Listed] = {}
+        for found in self._store.list(prefix, at):
+            count, last = count + 1, found.key
+            number = pack_number(found.key, prefix)
+            if number is not None:
+                listed[number] = found
             if count == SWEEP_LIST:
                 break
-        known = self._db.read(lambda tx: _known(tx, fs, list(old)))
-        strays = {number: size for number, size in old.items() if number not in known}
+        known = self._db.read(lambda tx: _known(tx, fs, list(listed)))
+        # How much the store's clock is behind, as objects whose rows are known tell.
+        behind = max(0, min((at // NS - listed[one].mtime for one, at in known.items() if at), default=0))
+        strays = {
+            number: found.size
+            for number, found in listed.items()
+            if number not in known and found.mtime + behind < before
+        }
         for number in strays if not terms.dry else ():
             self._host.crash_point("sweep.stray")
             self._store.delete(object_key(fs.name, number))
@@ -441,14 +447,14 @@ def _delete_blobs(tx: Tx, fs: FsRef, hashes: list[bytes], idle: int) -> list[byt
     return gone
 
 
-def _known(tx: Tx, fs: FsRef, numbers: list[int]) -> set[int]:
-    """Those packs that have a row, or wait in `dropped` for their time."""
-    found: set[int] = set()
+def _known(tx: Tx, fs: FsRef, numbers: list[int]) -> dict[int, int]:
+    """Those packs that have a row, with its time, or wait in `dropped` for theirs (0)."""
+    found: dict[int, int] = {}
     for some in chunks(numbers):
         marks, params = in_list(some)
-        found |= {row[0] for row in tx.all(f"SELECT id FROM pack WHERE id IN {marks}", params)}
+        found.update(tx.all(f"SELECT id, created FROM pack WHERE id IN {marks}", params))
         waiting = tx.all(f"SELECT pack FROM dropped WHERE fs=? AND pack IN {marks}", [fs.id, *params])
-        found |= {row[0] for row in waiting}
+        found.update((row[0], 0) for row in waiting)
     return found
 
 

@@ -10,10 +10,18 @@ import pytest
 from support.postgres import PostgresServer
 from support.sweeping import DAY, SweepBench, noise, same
 
+from fsd.blobs.store import Listed
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import Busy, NotFound, UsageError
-from fsd.model.limits import FEED_KEEP, REPACK_INLINE, SESSION_KEEP, SESSION_ROWS_KEEP, SWEEP_EVERY
+from fsd.model.errors import Busy, NotFound, Unavailable, UsageError
+from fsd.model.limits import (
+    FEED_KEEP,
+    REPACK_INLINE,
+    SESSION_KEEP,
+    SESSION_ROWS_KEEP,
+    STRAY_LEAST,
+    SWEEP_EVERY,
+)
 from fsd.service import pins
 from fsd.service.open import ServiceOptions, open_service
 from fsd.service.sweep import Sweep, Terms
@@ -372,3 +380,29 @@ def test_replicas_share_the_work(tmp_path: Path, postgres_server: PostgresServer
         assert sum(sweep.totals()["objects"] for sweep in sweeps) == len(filesystems)
         assert bench.objects() == {}
         other.close()
+
+
+def test_a_store_whose_clock_is_behind_loses_no_upload(
+    bench: SweepBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = bench.mount()
+    m.file(ROOT_INO, b"f", noise(1, LARGE))
+    m.commit()
+    prepared = bench.service.packs.prepare(bench.fs.id, bench.fs.name, [make_blob(noise(5, LARGE))])
+    whole = bench.service.store.list
+
+    def behind(prefix: str, after: str = "") -> Iterator[Listed]:
+        return (one._replace(mtime=one.mtime - 3 * int(DAY)) for one in whole(prefix, after))
+
+    monkeypatch.setattr(bench.service.store, "list", behind)
+    assert bench.sweep()["strays"] == 0
+    bench.service.db.write(lambda tx: bench.service.packs.insert(tx, prepared))
+    assert len(bench.service.packs.read(bench.fs.id, sorted(prepared.hashes))) == 1
+
+
+def test_an_upload_that_was_stopped_for_hours_names_no_object(bench: SweepBench) -> None:
+    prepared = bench.service.packs.prepare(bench.fs.id, bench.fs.name, [make_blob(noise(5, LARGE))])
+    bench.time.ahead = STRAY_LEAST
+    with pytest.raises(Unavailable):
+        bench.service.db.write(lambda tx: bench.service.packs.insert(tx, prepared))
+    assert bench.rows("pack") == bench.rows("blob") == 0
