@@ -217,9 +217,24 @@ class Calls:
                 self.flusher.start_round(self.core.now(), everything=over)
             compact(self.core)
         if over:
+            if self.hopeless():
+                raise self.orphans_fill_it()
             want = self.space_want()
             self.space_wants.append((length, want))
             raise Park(want)
+
+    def hopeless(self) -> bool:
+        """Whether nothing will be freed, however long one waits: everything is sent, and what is in the log
+        belongs to open files without a name."""
+        core = self.core
+        return bool(core.orphans) and not core.dirty and not len(core.queue) and core.sync_job is None
+
+    def orphans_fill_it(self) -> NoSpace:
+        return NoSpace(
+            f"{len(self.core.orphans)} open files without a name fill the log under "
+            f"{self.core.options.state_dir}",
+            hint="close them, or raise --buffer-size: they are never sent",
+        )
 
     def space_want(self) -> Want:
         """For room in the log: ends with ENOSPC when that takes too long."""
@@ -243,6 +258,9 @@ class Calls:
         self.space_wants = left
         if left:
             compact(self.core)
+            if self.hopeless():
+                for _, want in left:
+                    want.end(self.orphans_fill_it())
         if self.disk_wants and (self.core.log.freed != self.disk_freed or self.core.now() >= self.disk_again):
             for want in self.disk_wants:
                 want.end()

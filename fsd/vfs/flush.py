@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fsd.model.errors import FsdError, NoSpace, QuotaExceeded
-from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, FLUSH_FILES, MIB, SMALL_FILE
+from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, FLUSH_FILES, HOLD_MAX, MIB, SMALL_FILE
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
@@ -404,7 +404,10 @@ class Flusher:
             if node is None or content is None:
                 continue
             if content.hold and not everything:
-                continue
+                if now - content.since < HOLD_MAX or not node.size:
+                    self.core.stir()
+                    continue
+                content.hold = False  # no replacement, but a stream: what is there is better than nothing
             if closed and content.writers:
                 self.core.stir()
                 continue

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.bench import Bench
 from support.client import Client, Clock, assert_same, server_tree
 
 from fsd.model.errors import NoSpace, PosixError
-from fsd.model.limits import BLOCK, MIB
+from fsd.model.limits import BLOCK, HOLD_MAX, MIB
 from fsd.vfs import flush
 from fsd.vfs.build import BuildJob
 from fsd.vfs.commit import CommitJob
@@ -24,6 +25,7 @@ from fsd.vfs.loads import AskJob
 from fsd.vfs.log import BASE, CONTENT
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Job, Park
+from fsd.vfs.volume import Volume
 
 
 @pytest.fixture
@@ -403,6 +405,69 @@ def test_an_open_file_without_a_name_does_not_hold_the_log_for_ever(client: Clie
     client.kill()
     client.open()
     assert files(client) == {"/c": b"59" * 5000}
+
+
+def test_open_files_without_a_name_that_fill_the_buffer_are_told_and_hang_nobody(client: Client) -> None:
+    """They are never sent, so no waiting would help; what has a name goes on once they are closed."""
+    client.volume.core.log._segment_size = 16 << 10
+    client.volume.limit_at = 1e9
+    client.volume.limit = 256 << 10
+    root = client.volume.root_ino
+    _, fh = client.call(lambda v: v.create(root, b"tmp", 0o644, 0, 0, os.O_RDWR))
+    client.put(root, b"named", b"kept")
+    client.call(lambda v: v.unlink(root, b"tmp"))
+    started, taken = client.clock.seconds, 0
+
+    def fill() -> None:
+        nonlocal taken
+        while taken < 1 << 20:
+            piece = partial(Volume.write, fh=fh, offset=taken, data=bytes([taken >> 12 & 0xFF]) * 4096)
+            taken += client.call(piece)
+
+    with pytest.raises(NoSpace, match="1 open files without a name fill the log") as told:
+        fill()
+    assert told.value.errno == errno.ENOSPC
+    assert taken > 128 << 10
+    assert client.clock.seconds - started < 60
+    assert files(client) == {"/named": b"kept"}
+    assert client.call(lambda v: v.read(fh, 4096, 4096)) == b"\x01" * 4096
+    with pytest.raises(NoSpace):
+        client.put(root, b"other", b"x" * 8000)
+    client.call(lambda v: v.release(fh))
+    client.put(root, b"other", b"x" * 8000, truncate=True)
+    settled(client)
+    assert files(client)["/other"] == b"x" * 8000
+
+
+def test_a_stream_into_a_file_that_had_content_is_sent_after_a_while(client: Client) -> None:
+    """`job > log` for hours: a replacement that is not done after minutes is none."""
+    root = client.volume.root_ino
+    ino = client.put(root, b"log", b"of the last run", sync=True)
+    fh = client.call(lambda v: v.open(ino, os.O_WRONLY | os.O_TRUNC))
+
+    def pass_time(seconds: float) -> None:
+        until = client.clock.seconds + seconds
+        while client.clock.seconds < until:
+            age(client)
+            client.run_some(20)
+
+    pass_time(HOLD_MAX + 20)
+    assert files(client)["/log"] == b"of the last run", "an empty file is never published"
+    client.call(lambda v: v.release(fh))
+    client.until(client.volume.barrier())
+    client.put(root, b"log", b"of the last run", sync=True)
+    fh = client.call(lambda v: v.open(ino, os.O_WRONLY | os.O_TRUNC))
+    for number in range(4):
+        client.call(lambda v, at=5 * number: v.write(fh, at, b"line\n"))  # type: ignore[misc]
+        pass_time(HOLD_MAX / 5)
+        assert files(client)["/log"] == b"of the last run"
+    pass_time(HOLD_MAX / 5 + 10)
+    assert files(client)["/log"] == b"line\n" * 4
+    client.call(lambda v: v.write(fh, 20, b"more\n"))
+    pass_time(10)
+    assert files(client)["/log"] == b"line\n" * 4 + b"more\n"
+    client.call(lambda v: v.release(fh))
+    settled(client)
 
 
 def test_a_writer_on_a_full_disk_is_told_after_the_time_out(client: Client) -> None:
