@@ -29,9 +29,7 @@ def _forks(context: Context, file_system_id: str | None) -> Forks:
 def fork(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     labels = values.labels(args.label) or None
-    return Document(
-        forks.create(display_name=args.display_name, labels=labels, checkpoint=args.checkpoint)
-    )
+    return Document(forks.create(display_name=args.display_name, labels=labels, checkpoint=args.checkpoint))
 
 
 def merge(context: Context, args: SimpleNamespace) -> Document:

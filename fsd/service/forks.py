@@ -301,8 +301,8 @@ class Forks:
             tx.lock_fs(one)
         row = tx.one("SELECT name, seq, status FROM fs WHERE id=?", (fs,))
         job = _job(tx, fs)
-        if job is None or row is None or row[2] != "active":
-            return _DONE
+        if job is None or job.origin_pin is None or row is None or row[2] != "active":
+            return _DONE  # another process has made its end, or it was deleted
         if source(tx, origin) != rows_of:
             return _MORE  # it was copied meanwhile
         now = self._host.wall_ns()
@@ -357,8 +357,9 @@ class Forks:
         above = [] if job is None or job.origin_pin is None else [job.origin]
         for one in sorted({*above, fs.id, *(fork.id for fork in dependent)}):
             tx.lock_fs(one)
-        if self.aliases(tx, fs) != dependent:
-            raise Busy(f"{fs.name} is being forked, or a fork of it was just copied", hint="try again")
+        locked, dependent = set(dependent), self.aliases(tx, fs)
+        if not locked.issuperset(dependent):
+            raise Busy(f"a fork of {fs.name} is being forked", hint="try again")
         if dependent and not cascade:
             raise Conflict(
                 f"{len(dependent)} forks of {fs.name} are not copied yet and read its files",
