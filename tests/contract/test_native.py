@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import random
 import tarfile
 import threading
 import time
@@ -18,7 +19,7 @@ from support.postgres import PostgresServer
 
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import InvalidPath, NotFound, UnsupportedEntry, UsageError
+from fsd.model.errors import IntegrityError, InvalidPath, NotFound, UnsupportedEntry, UsageError
 from fsd.model.limits import BLOCK, EXPORT_PAGE
 from fsd.service import feed, names, records
 from fsd.service.access import ADMIN_GRANT
@@ -376,3 +377,23 @@ def test_checkpoints_and_commits_race_for_one_filesystem(
             turns = one["fs_seq"] - 1
             assert names == {b"count", *(b"n%d" % turn for turn in range(1, turns + 1))}
         other.close()
+
+
+def test_an_export_of_damaged_content_does_not_end_well(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        mount = bench.mount()
+        mount.file(ROOT_INO, b"a", b"fine")
+        mount.commit()
+        mount.file(ROOT_INO, b"b", random.Random(1).randbytes(200_000))
+        mount.commit()
+        (pack,) = (path for path in (tmp_path / "blobs").rglob("*") if path.is_file())
+        raw = bytearray(pack.read_bytes())
+        raw[-1000] ^= 1
+        pack.write_bytes(raw)
+        opened = Export.open(
+            bench.service.db, bench.service.packs, bench.host, bench.fs, ADMIN_GRANT, None, ()
+        )
+        with pytest.raises(IntegrityError):
+            while opened.next_piece():
+                continue
+        opened.close()
