@@ -8,6 +8,7 @@ once: its hash, its size and what is sent are of the same bytes, and one that ch
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -23,7 +24,7 @@ from fsd.client.policy import Policy
 from fsd.client.pool import Workers
 from fsd.client.redact import Secrets
 from fsd.client.restore import STAGING
-from fsd.model.errors import InvalidPath, InvalidWorkspace, TooLarge, UnsupportedEntry
+from fsd.model.errors import InvalidPath, InvalidWorkspace, NoSpace, TooLarge, UnsupportedEntry
 from fsd.model.limits import (
     CAPTURE_DEPTH_MAX,
     CAPTURE_ENTRIES_MAX,
@@ -209,6 +210,11 @@ class Capture:
                     with self._guard:
                         self._found.uploaded += size
         except OSError as exc:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpace(
+                    f"{path!r} does not fit into the temporary directory {tempfile.gettempdir()}",
+                    hint="free space there, or set TMPDIR",
+                ) from exc
             raise InvalidWorkspace(f"{path!r} cannot be read: {exc.strerror}") from exc
         finally:
             os.close(fd)

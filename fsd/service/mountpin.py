@@ -7,6 +7,7 @@ pin nobody asked for again goes with the sweep.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from fsd.meta.database import Tx
 from fsd.model.errors import NotFound
@@ -17,7 +18,8 @@ from fsd.service.access import FsRef, hold
 from fsd.service.retained import At, state_of
 from fsd.service.sessions import unknown
 
-KIND = "mount"
+KIND: Final = "mount"
+FIND_SQL: Final = "SELECT id FROM pin WHERE fs=? AND seq=? AND kind=? AND ref=?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,7 @@ def keep(tx: Tx, fs: FsRef, session: int, at: At, now: int) -> Kept:
             hint="try again in a moment",
         )
     ref, expires = str(session), now + int(MOUNT_PIN * NS)
-    known = tx.one(
-        "SELECT id FROM pin WHERE fs=? AND seq=? AND kind=? AND ref=?", (fs.id, state.seq, KIND, ref)
-    )
+    known = tx.one(FIND_SQL, (fs.id, state.seq, KIND, ref))
     if known is None:
         pins.pin_at(tx, fs, state.seq, KIND, ref, expires)
     else:

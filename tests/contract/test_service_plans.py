@@ -8,7 +8,7 @@ import pytest
 from support.bench import Bench
 
 from fsd.meta.sql import in_list, values_list
-from fsd.service import pins, queries, rows
+from fsd.service import mountpin, pins, queries, rows
 
 _TWO = in_list([1, 2])[0]
 _ENTRY = "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)"
@@ -41,6 +41,7 @@ PLANS = {
     ),
     "names of": (rows.NAMES_OF, ["SEARCH dentry USING INDEX dentry_ino (fs=? AND ino=?)"]),
     "children": (rows.CHILDREN.format(_TWO), ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
+    "a mount's pin": (mountpin.FIND_SQL, ["SEARCH pin USING INDEX pin_kind (fs=? AND kind=? AND seq=?)"]),
     "unpin": (
         f"DELETE FROM inode WHERE {pins.ONLY_SEEN}",
         ["SEARCH inode USING INDEX inode_died (fs=? AND died>? AND died<?)"],
