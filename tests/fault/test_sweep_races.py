@@ -21,7 +21,7 @@ from fsd.service.retention import Retention
 Place = tuple[SweepBench, list[Service]]
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "s3"])
+@pytest.fixture(params=["sqlite", "postgresql", pytest.param("s3", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A bench and its replicas: one on SQLite, two on PostgreSQL, one on SQLite with an S3 bucket."""
     url = None
@@ -63,7 +63,7 @@ def churn(place: Place, seed: int, seconds: float) -> Churn:
 
 
 def test_nothing_is_lost_while_all_goes_on(place: Place, seed: int) -> None:
-    churn(place, seed, 2.0)
+    churn(place, seed, 1.0)
 
 
 @pytest.mark.long
