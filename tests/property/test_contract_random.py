@@ -23,7 +23,7 @@ from fsd.service.threads import check_terms, store_terms
 
 DURATION = 100
 IDS = ["a", "b", "c", "d", "e", "é", "\uff5e", "\U0001f600"]
-THREADS = ["t", "u", "v"]
+THREADS = ["t", "u", "v", "w"]
 CONTENTS = [b"one", b"two", b"three"]
 CALLS = [
     *("acquire", "acquire", "acquire", "renew", "release"),
@@ -240,8 +240,8 @@ class World:
     def do_wait(self) -> None:
         self.clock.ms += self.rng.choice([1, 5, 20, 100])
 
-    def do_acquire(self) -> str:
-        thread = self.rng.choice(THREADS)
+    def do_acquire(self, thread: str = "") -> str:
+        thread = thread or self.rng.choice(THREADS)
         body = {"threadId": thread}
         try:
             lease = self.model.acquire(thread, lambda: self.run("threads", "acquire", body))
@@ -313,7 +313,10 @@ class World:
         source = (rng.choice(THREADS), rng.choice(IDS))
         if there is not None and rng.random() < 0.8:
             source = (there.record["threadId"], there.record["id"])
-        target = (rng.choice(THREADS), rng.choice(IDS))
+        empty = [n for n, one in self.model.threads.items() if one.head is None and one.messages is None]
+        target = (rng.choice(empty if empty and rng.random() < 0.8 else THREADS), rng.choice(IDS))
+        if rng.random() < 0.5:
+            self.do_acquire(target[0])
         writer = self.writer(target[0])
         body = {
             "sourceThreadId": source[0],
@@ -332,7 +335,7 @@ class World:
         return self.both(lambda: self.model.fork(source, target, writer), call)
 
     def do_save(self) -> str:
-        if self.rng.random() < 0.7:
+        if self.rng.random() < 0.85:
             return "left"  # else every thread soon has a transcript, and no fork finds an empty one
         thread, messages = self.rng.choice(THREADS), [self.rng.randrange(9)]
         self.model.threads[thread].messages = messages
