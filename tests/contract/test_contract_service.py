@@ -198,6 +198,20 @@ def test_a_damaged_blob_is_told_before_its_end(host: Host) -> None:
     assert host.blob(name) == data
 
 
+def test_pruning_leaves_what_is_off_the_chain(host: Host) -> None:
+    """No call makes such a record today; the contract knows them."""
+    lease, head = host.acquire(), None
+    for name in ("a", "b", "c"):
+        host.append(checkpoint(name, parent=head, files=[file(name)]), head, lease)
+        head = name
+    host.sql("UPDATE thread SET head=? WHERE fs=?", records.key_of("a"), host.fs.id)
+    host.append(checkpoint("d", parent="a", files=[file("d")]), "a", lease)
+    body = {"threadId": "t", "keep": 1, "writer": writer(lease)}
+    assert host.run("manifests", "delete_checkpoints", body) == {"deleted": ["a"]}
+    assert [record["id"] for record in host.list("t")] == ["b", "c", "d"]
+    assert host.counts() == {key(name): 1 for name in ("b", "c", "d")}
+
+
 def test_a_blob_has_a_bound(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "CONTRACT_BLOB_MAX", 10)
     assert host.put(b"x" * 10)
