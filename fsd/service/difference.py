@@ -40,7 +40,12 @@ ENTRIES_AT_SQL: Final = (
     "WHERE d.fs=? AND d.parent=k.column1 AND d.name=k.column2 AND +d.born<=? AND d.died="
     "(SELECT min(x.died) FROM dentry x WHERE x.fs=? AND x.parent=k.column1 AND x.name=k.column2 AND x.died>?)"
 )
-KEYS_OF: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino"}
+# Blocks at a seq; rows first, then fs, seq, seq.
+BLOCKS_AT_SQL: Final = (
+    "SELECT b.ino, b.idx, b.parts FROM {} AS k CROSS JOIN block b "
+    "WHERE b.fs=? AND b.ino=k.column1 AND b.idx=k.column2 AND +b.died>? AND +b.born<=?"
+)
+KEYS_OF: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino, idx"}
 Key = tuple[int, bytes]
 
 ADDED: Final = "added"
@@ -70,6 +75,7 @@ class Keys:
     names: set[Key] = field(default_factory=set)
     inos: set[int] = field(default_factory=set)
     blocks: set[int] = field(default_factory=set)  # inodes with blocks that may differ
+    rows: set[tuple[int, int]] = field(default_factory=set)  # those blocks: inode and index
 
 
 def changed_keys(tx: Tx, fs: int, first: int, last: int) -> Keys:
@@ -90,6 +96,7 @@ def changed_keys(tx: Tx, fs: int, first: int, last: int) -> Keys:
         {(row[0], row[1]) for row in found["dentry"]},  # type: ignore[misc]
         {row[0] for row in found["inode"]},
         {row[0] for row in found["block"]},
+        {(row[0], row[1]) for row in found["block"]},
     )
 
 
@@ -151,6 +158,16 @@ class Side:
             parts.append(name)
         return b"/" + b"/".join(reversed(parts))
 
+    def block_rows(self, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+        """Single blocks by inode and index, those that are no holes."""
+        found: dict[tuple[int, int], bytes] = {}
+        for some in chunks(keys):
+            rows, values = values_list(some)
+            bound = (*values, self._fs, self.at, self.at)
+            for ino, idx, parts in self._tx.all(BLOCKS_AT_SQL.format(rows), bound):
+                found[ino, idx] = parts
+        return found
+
     def content(self, inos: Iterable[int]) -> dict[int, list[tuple[int, bytes]]]:
         """The block rows of inodes, all of them."""
         return {ino: namespace.block_rows(self._tx, self._fs, ino, 0, 2**40, self.at) for ino in inos}
@@ -178,13 +195,14 @@ class Difference:
 
     def _compare_blocks(self) -> set[int]:
         """Inodes on both sides whose blocks from the second on differ."""
-        both = [
+        both = {
             ino
-            for ino in sorted(self._keys.blocks)
+            for ino in self._keys.blocks
             if self.before.attr(ino) is not None and self.after.attr(ino) is not None
-        ]
-        old, new = self.before.content(both), self.after.content(both)
-        return {ino for ino in both if old[ino] != new[ino]}
+        }
+        rows = sorted(row for row in self._keys.rows if row[0] in both)
+        old, new = self.before.block_rows(rows), self.after.block_rows(rows)
+        return {row[0] for row in rows if old.get(row) != new.get(row)}
 
     def changes(self) -> list[Change]:
         """All changes in order of path bytes (of the new path, where there are two)."""

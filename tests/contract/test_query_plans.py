@@ -115,6 +115,10 @@ INODE_AT = (
             ["SCAN k", "SEARCH d USING INDEX dentry_ino (fs=? AND ino=?)"],
         ),
         (
+            difference.BLOCKS_AT_SQL.format(values_list([(1, 2)] * 4)[0]),
+            ["SCAN k", "SEARCH b USING PRIMARY KEY (fs=? AND ino=? AND idx=?)"],
+        ),
+        (
             difference.ENTRIES_AT_SQL.format(values_list([(1, b"x")] * 4)[0]),
             [
                 "SCAN k",
