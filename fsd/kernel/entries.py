@@ -6,11 +6,15 @@ rose or the time-outs changed. pyfuse3 replies at once after the handler returne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from pyfuse3 import EntryAttributes
 
+from fsd.vfs.types import Invalidation
+
 TIMEOUT: Final = 60.0
+ABSENT_MAX: Final = 10_000  # absent names the kernel may hold; of more it forgets the oldest
 FOREVER: Final = 365 * 86400.0  # what never changes
 # What stdio and cp take as their buffer: 128 KiB makes 1/32 of the write requests 4 KiB would.
 BLKSIZE: Final = 128 * 1024
@@ -43,6 +47,9 @@ class Entries:
         self._epoch = 0
         self.timeout = timeout
         self._keep = keep
+        # Absent names the kernel was told and may have kept, oldest first; `forget` is told of one too many.
+        self._absent: dict[Invalidation, None] = {}
+        self.forget: Callable[[list[Invalidation]], None] | None = None
         self._passing = EntryAttributes()
         self.negative = EntryAttributes()
         self.negative.st_ino = 0
@@ -56,6 +63,23 @@ class Entries:
             self.timeout = timeout
             self._epoch += 1
             self.negative.entry_timeout = timeout if self._keep else 0.0
+
+    def absent(self, parent: int, name: bytes) -> EntryAttributes:
+        """The answer for a name that does not exist."""
+        if self.negative.entry_timeout:
+            self._absent[Invalidation(parent, name)] = None
+            if len(self._absent) > ABSENT_MAX:
+                oldest = next(iter(self._absent))
+                del self._absent[oldest]
+                if self.forget is not None:
+                    self.forget([oldest])
+        return self.negative
+
+    def take_absent(self) -> list[Invalidation]:
+        """The absent names the kernel may hold; it will be made to forget them."""
+        found = list(self._absent)
+        self._absent.clear()
+        return found
 
     def of(self, inode: Inode) -> EntryAttributes:
         cached = inode.kernel

@@ -60,6 +60,9 @@ class Feed:
     def _set_silent(self, silent: bool) -> None:
         self._machine.volume.feed_silent(silent)
         self._entries.silent(silent)
+        if silent:
+            # What the kernel was told before would be good for a minute still.
+            self._notifier.submit([*self._machine.volume.kernel_holds(), *self._entries.take_absent()])
         self._machine.pump()
 
     def _work(self) -> None:

@@ -32,7 +32,7 @@ def send(root_ino: int, one: Invalidation) -> None:
     node = 1 if one.ino == root_ino else one.ino
     try:
         if one.name is None:
-            pyfuse3.invalidate_inode(node)
+            pyfuse3.invalidate_inode(node, attr_only=one.attr_only)
         else:
             pyfuse3.invalidate_entry(node, one.name)
     except OSError as exc:

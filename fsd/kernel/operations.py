@@ -146,7 +146,7 @@ class FsdOperations(pyfuse3.Operations):
     def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         inode = self._volume.lookup(self._ino(parent), name, ctx)
         self.answered = self._now()
-        return self.entries.negative if inode is None else self.entries.of(inode)
+        return self.entries.absent(self._ino(parent), name) if inode is None else self.entries.of(inode)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for nodeid, nlookup in inode_list:

@@ -8,7 +8,7 @@ is the machine around them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fsd.model.errors import FsdError, InternalError, LeaseLost, Unavailable
@@ -157,6 +157,16 @@ class Volume(FileCalls):
         every `finish` and `tick`."""
         found, self.core.invalidations = self.core.invalidations, []
         return found
+
+    def kernel_holds(self) -> Iterator[Invalidation]:
+        """What the kernel was told and has perhaps kept, but for absent names; of directories the attributes
+        alone, since who works in one would lose its path with the name. Data stays: with the server away it
+        may be nowhere else."""
+        for node in list(self.core.nodes.by_ino.values()):
+            if node.lookups:
+                yield Invalidation(node.ino, None, attr_only=True)
+                if not node.is_dir and node.where is not None:
+                    yield Invalidation(*node.where)
 
     def feed_silent(self, silent: bool) -> None:
         """While silent, cached state is asked for again before use, if the server answers at all."""

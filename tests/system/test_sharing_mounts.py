@@ -113,6 +113,43 @@ def test_a_mount_that_looks_at_nothing_asks_for_nothing(
         assert set(proxy.requests) == {"changes"}, proxy.requests
 
 
+def test_with_the_feed_silent_what_the_kernel_keeps_is_checked(
+    server: Server, boxes: Callable[..., Sandbox]
+) -> None:
+    """Only the feed is cut off. What B's kernel was told before may not be kept then: sizes, bytes, names
+    that exist and names that do not."""
+    fs = server.create()
+    with FaultProxy(server.url) as proxy:
+        a, b = boxes("a", fs), boxes("b", fs, endpoint=proxy.url)
+        for name in ("grows", "shrinks", "goes", "replaced"):
+            (a.mountpoint / name).write_text("first version")
+        a.drain()
+        wait_for(lambda: sees(b, "replaced", "first version"), 10, "the files on B")
+        assert {path.name: path.stat().st_size for path in b.mountpoint.iterdir()}
+        assert not (b.mountpoint / "comes").exists()
+        proxy.always(BLACK_HOLE, lambda request: request.route == "changes")
+        proxy.cut_all()
+        (a.mountpoint / "grows").write_text("second version, and more of it")
+        (a.mountpoint / "shrinks").write_text("2nd")
+        (a.mountpoint / "goes").unlink()
+        (a.mountpoint / "new").write_text("another file")
+        (a.mountpoint / "new").rename(a.mountpoint / "replaced")
+        (a.mountpoint / "comes").write_text("came")
+        a.drain()
+        wait_for(lambda: "silent" in b.logs(), 20, "B to notice the silence")
+        for name, text in (
+            ("grows", "second version, and more of it"),
+            ("shrinks", "2nd"),
+            ("replaced", "another file"),
+            ("comes", "came"),
+        ):
+            # An answer counts for a second while the feed is silent.
+            wait_for(lambda n=name, t=text: sees(b, n, t), 5, f"{name} on B")
+            assert (b.mountpoint / name).stat().st_size == len(text)
+        wait_for(lambda: not (b.mountpoint / "goes").exists(), 5, "a removal on B")
+        proxy.clear()
+
+
 # Tools that watch.
 
 
