@@ -19,7 +19,7 @@ from fsd.host.seam import Host
 from fsd.meta import postgresql, sqlite
 from fsd.meta.database import Database, open_database
 from fsd.meta.sql import MAX, in_list, values_list
-from fsd.service import barriers, difference, history, native, pins, queries, restore, rows
+from fsd.service import barriers, conflicts, difference, history, native, pins, queries, restore, rows
 from fsd.service.audit import audit
 from fsd.service.open import ServiceOptions, open_service
 
@@ -175,7 +175,12 @@ _WHOLE_FILESYSTEM = re.compile(
     r"^SEARCH (?!(?:fs|f|token|session|s|pin|journal|barrier|lease|k|sweep|fork)\b)\w+ USING .*\(fs=\?\)$"
 )
 # Reads the first row of a clustered range, or counts it, and says so.
-_KNOWN = ("SELECT min(seq) FROM change WHERE fs=?",)
+_KNOWN = (
+    "SELECT min(seq) FROM change WHERE fs=?",
+    # At most CONFLICTS_MAX rows, by their index, in commits that met a conflict.
+    conflicts.COUNT,
+    conflicts.OLDEST,
+)
 
 
 def bad_lines(db: Database, sql: str) -> list[str]:
