@@ -27,7 +27,8 @@ def create(context: Context, args: SimpleNamespace) -> Document:
     if args.wait:
         _await_key(context, args.admin_key_file)
     api = control(context, context.admin())
-    made = api.create(args.display_name, values.labels(args.label) or None)
+    terms = (args.lease_duration, args.renew_after)
+    made = api.create(args.display_name, values.labels(args.label) or None, terms=terms)
     error: FsdError | None = None
     if args.wait:
         try:

@@ -29,9 +29,19 @@ class Control:
     def __init__(self, http: Http) -> None:
         self.http = http
 
-    def create(self, display_name: str | None = None, labels: Mapping[str, str] | None = None) -> JsonObject:
-        """A new filesystem with its owner token; `fs_token` is shown this once."""
+    def create(
+        self,
+        display_name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        terms: tuple[float | None, float | None] = (None, None),
+    ) -> JsonObject:
+        """A new filesystem with its owner token; `fs_token` is shown this once. `terms` are the seconds of a
+        thread's lease and until its renewal, None: the server's default."""
         body: JsonObject = {}
+        for name, seconds in zip(("lease_duration_ms", "renew_after_ms"), terms, strict=True):
+            if seconds is not None:
+                body[name] = seconds * 1000
         if display_name is not None:
             body["display_name"] = display_name
         if labels:
@@ -52,9 +62,7 @@ class Control:
 
     def describe(self, file_system_id: str, *, chain: bool = False) -> JsonObject:
         """With `chain` a fork's origins too, all the way up."""
-        return self.http.json(
-            "GET", f"{BASE}/{_id(file_system_id)}", query={"chain": 1 if chain else None}
-        )
+        return self.http.json("GET", f"{BASE}/{_id(file_system_id)}", query={"chain": 1 if chain else None})
 
     def check(self, file_system_id: str) -> JsonObject:
         return self.http.json("GET", f"{BASE}/{_id(file_system_id)}/check")

@@ -131,6 +131,13 @@ def test_the_control_plane_from_create_to_delete(shared_server: Server) -> None:
     assert made["labels"] == {"suite": "cli"}
     assert admin("fs", "create-file-system", "--label", "suite=other").json["credentials_stored"] is False
 
+    terms = admin("create", "--lease-duration", "30s", "--renew-after", "10s").json
+    lease = shared_server.ask(
+        "POST", "/v1/checkpoints/acquireWriter", {"threadId": "t"}, token=terms["fs_token"]
+    ).json["result"]
+    assert lease["renewAfterMs"] == 10_000
+    admin("create", "--lease-duration", "30s", "--renew-after", "30s", code=2)
+
     listed = admin("list", "--label", "suite=cli").json["file_systems"]
     assert [f["file_system_id"] for f in listed] == [fs_id]
     assert admin("list", "--display-name", "cli te", "--query", "file_systems[].file_system_id").json == [
