@@ -13,7 +13,15 @@ from types import TracebackType
 from typing import IO, Any, Final
 
 from fsd.client.http import Http
-from fsd.model.errors import FsdError, MissingBlob, NotFound, Unavailable, UsageError
+from fsd.model.errors import (
+    FsdError,
+    MissingBlob,
+    NotAuthenticated,
+    NotFound,
+    NotPermitted,
+    Unavailable,
+    UsageError,
+)
 from fsd.model.limits import MIB
 
 _PIECE: Final = MIB // 4
@@ -57,6 +65,10 @@ class Contract:
         def once() -> bool:
             reply = self.http.exchange("HEAD", f"/v1/blobs/{key}", query=(), headers={}, body=None, wait=0.0)
             reply.close()
+            if reply.status in (401, 403):
+                raise (NotAuthenticated if reply.status == 401 else NotPermitted)(
+                    "the token is not good for content (any more)"
+                )
             if reply.status not in (200, 404):
                 raise Unavailable(f"the server answered {reply.status} to a question about content")
             return reply.status == 200

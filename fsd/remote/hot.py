@@ -203,6 +203,10 @@ class HttpRemote:
         self._state = f"fs_seq={seq}"
         return seq
 
+    def delete_checkpoint(self, checkpoint_id: str) -> None:
+        path = f"/checkpoints/{quote(checkpoint_id, safe='')}"
+        self._json("DELETE", path, None, f"delete-{checkpoint_id}")
+
     def answer_barrier(
         self,
         session: int,

@@ -21,7 +21,7 @@ from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher
 from fsd.vfs.queue import Queued
 from fsd.vfs.refused import Refusal
-from fsd.vfs.types import FAST, Cache, Want
+from fsd.vfs.types import BULK, FAST, Cache, Want
 
 RETRY: Final = 0.5
 CALL_TIMEOUT: Final = 30.0
@@ -38,6 +38,17 @@ class CheckpointJob:
 
     def run(self, remote: Remote, cache: Cache) -> dict[str, Any]:
         return remote.create_checkpoint(self.ask, self.key, CALL_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropJob:
+    """Delete a checkpoint that was made after its cut had been given up: who asked was told there is none."""
+
+    checkpoint: str
+    lane: str = BULK
+
+    def run(self, remote: Remote, cache: Cache) -> None:
+        remote.delete_checkpoint(self.checkpoint)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,13 +123,23 @@ class Cutter:
 
     def committed(self, made: Mapping[str, Any] | None) -> None:
         """A commit was answered; `made` is the checkpoint it brought."""
-        if self.cut is not None and made is not None:
+        if made is None:
+            return
+        if self.cut is None or self.cut.want.finished:
+            self._drop(made)
+        else:
             self.cut.made = made
+
+    def _drop(self, made: Mapping[str, Any]) -> None:
+        if "checkpoint_id" in made:
+            self.core.jobs.append(DropJob(str(made["checkpoint_id"])))
 
     def finish(self, job: CheckpointJob, result: dict[str, Any] | FsdError) -> None:
         """The server answered a call of its own."""
         cut = self.cut
-        if cut is None or cut.job is not job:
+        if cut is None or cut.job is not job or cut.want.finished:
+            if not isinstance(result, FsdError):
+                self._drop(result)
             return
         cut.job = None
         if isinstance(result, Unavailable):

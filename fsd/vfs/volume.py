@@ -15,7 +15,7 @@ from fsd.model.errors import FsdError, InternalError, LeaseLost, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
-from fsd.vfs.cut import CheckpointJob
+from fsd.vfs.cut import CheckpointJob, DropJob
 from fsd.vfs.evict import Evictor
 from fsd.vfs.feed import Feed
 from fsd.vfs.files import FileCalls
@@ -90,6 +90,8 @@ class Volume(FileCalls):
             self.keeper.finish(job, answer)
         elif isinstance(job, CheckpointJob):
             self.committer.cutter.finish(job, answer)
+        elif isinstance(job, DropJob):
+            pass  # done, or the checkpoint stays: one too many, and whole
         else:
             self.core.down = isinstance(answer, Unavailable)
             assert isinstance(job, CommitJob | SessionJob | ResendJob | SalvageJob)

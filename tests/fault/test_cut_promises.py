@@ -106,6 +106,25 @@ def test_a_server_that_is_away_is_told_and_nothing_is_half(box: Client) -> None:
     assert set(box.bench.tree()) == {"f", "g"}
 
 
+def test_one_that_is_made_too_late_does_not_stay(box: Client) -> None:
+    """The server acts when who asked has been told that there is none."""
+    for dirty in (True, False):
+        if dirty:
+            box.put(box.volume.root_ino, b"f", b"x")
+        want = cut(box, within=5.0)
+        (job,) = [job for job in box.volume.jobs() if type(job).__name__ in ("CommitJob", "CheckpointJob")]
+        result = box.run(job)
+        box.clock.seconds += 6
+        box.volume.tick(box.clock.seconds)
+        with pytest.raises(NotDrained):
+            box.volume.done(want)
+        assert len(checkpoints(box)) == 1
+        box.volume.finish(job, result)
+        box.until(box.volume.barrier())
+        box.run_some(5)
+        assert checkpoints(box) == []
+
+
 def test_lost_answers_make_no_second_checkpoint(box: Client) -> None:
     for number in range(6):
         if number % 2:

@@ -117,6 +117,13 @@ class InProcess:
 
         return self._call("checkpoint", act)
 
+    def delete_checkpoint(self, checkpoint_id: str) -> None:
+        def act() -> None:
+            delete = self.service.checkpoints.delete
+            self.service.db.write(lambda tx: delete(tx, self.fs, ADMIN_GRANT, checkpoint_id))
+
+        self._call("delete", act)
+
     def upload(self, blobs: list[Blob], timeout: float) -> None:
         self._call("upload", lambda: self.service.packs.store(self.fs.id, self.fs.name, blobs))
 
