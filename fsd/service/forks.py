@@ -82,7 +82,7 @@ class Forks:
             seq = checkpoint_seq(tx, origin, checkpoint)
         now, name = self._host.wall_ns(), new_id(self._host, "fs_")
         origin_pin = pins.add_pin(tx, origin, seq, "fork", name)
-        # The figures of a checkpoint's fork are exact once it is copied.
+        # Of a checkpoint's fork the figures are the origin's until it is copied.
         row = tx.one(
             "INSERT INTO fs (name, display_name, labels, status, created, seq, pinned, storage_bytes, "
             "file_count, origin_fs, origin_seq, copied) "

@@ -27,6 +27,7 @@ from fsd.service.access import FsRef
 from fsd.service.audit import audit
 from fsd.service.native import Ask
 from fsd.service.retained import At
+from fsd.service.sweep import Terms
 from fsd.wire.frame import open_blob
 
 
@@ -110,6 +111,13 @@ class World:
         made = service.db.write(lambda tx: service.checkpoints.make(tx, self.refs[name], None, Ask()))
         assert made["fs_seq"] == machine.seq
         self.kept[name].append((made["checkpoint_id"], machine.seq, copy.deepcopy(machine.tree)))
+
+    def sweep(self) -> None:
+        """Nothing is young enough to stay, whatever only another filesystem needs."""
+        name = self.rng.choice(list(self.machines))
+        cursor: str | None = ""
+        while cursor is not None:
+            cursor = self.bench.service.sweep.call(name, Terms(-1.0), cursor)["next_cursor"]
 
     def copy_one(self) -> None:
         waiting = self.waiting()
@@ -212,6 +220,8 @@ def run(bench: Bench, seed: int, steps: int) -> dict[str, int]:
             world.delete()
         elif kind < 0.42:
             world.checkpoint()
+        elif kind < 0.48:
+            world.sweep()
         else:
             world.act()
         world.check()
@@ -224,8 +234,9 @@ def run(bench: Bench, seed: int, steps: int) -> dict[str, int]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few rows a chunk that copies end in the middle of every table."""
+    """So few rows a chunk that copies end in the middle of every table; packs that are objects."""
     monkeypatch.setattr("fsd.service.forkcopy.FORK_CHUNK", 3)
+    monkeypatch.setattr("fsd.service.packs.PACK_INLINE_MAX", 30)
 
 
 @pytest.fixture(scope="module")
