@@ -105,9 +105,9 @@ class Job(Protocol):
 
 
 class Invalidation(NamedTuple):
-    """What the kernel has to forget. `name` None: attributes and data of inode `ino`, with `attr_only` not the
-    data (new attributes make it forget what is old); else the entry `name` of the directory `ino`. Numbers
-    are the volume's (`root_ino` is the kernel's node 1)."""
+    """What the kernel has to forget. `name` None: attributes and data of inode `ino`, with `attr_only` not
+    the data (new attributes make it forget what is old); else the entry `name` of the directory `ino`.
+    Numbers are the volume's (`root_ino` is the kernel's node 1)."""
 
     ino: int
     name: bytes | None
