@@ -271,6 +271,7 @@ def test_hostile_manifests_stay_inside(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_hostile_manifests_stay_inside_for_long(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     for number in range(20_000):
