@@ -260,7 +260,7 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
     _set_twins_apart(volume)
     for ino, past in replay.files.items():
         if past.bad:
-            report.damaged.append(_beside(volume, ino, past))
+            report.damaged.append(_beside(volume, replay, ino, past))
     return volume
 
 
@@ -372,21 +372,22 @@ def _requeue(volume: Volume, replay: Replay, opno: int, flights: dict[int, Fligh
     core.nodes.get(flights[opno].ino).pending += 1
 
 
-def _beside(volume: Volume, ino: int, past: Past) -> str:
-    """Put the file with its damaged ranges under another name; the file itself stays as the server has it."""
+def _beside(volume: Volume, replay: Replay, ino: int, past: Past) -> str:
+    """Put the file with its damaged ranges under another name; the file itself stays as the server has it. A
+    recovery that ended may have begun this: then it is the same name and the same inode."""
     core = volume.core
-    node = core.nodes.get(ino)
-    content = node.file()
+    content = core.nodes.get(ino).file()
     parent, name = past.where if past.where is not None else (ROOT_INO, b"inode-%x" % ino)
-    time = core.stamp()
-    copy = recovered_name(name, core.options.hostname, time)
-    new = core.new_ino()
-    volume.committer.add(
-        Create(
+    copy = recovered_name(name, core.options.hostname, past.mtime)
+    made = replay.made.get((parent, copy))
+    new = core.new_ino() if made is None else made
+    if made is None:
+        create = Create(
             core.take_opno(), CREATE, parent, copy, new, past.mode, past.uid, past.gid, 0, None, past.mtime
         )
-    )
-    if content.window:
+        volume.committer.add(create)
+    begun = replay.files.get(new, Past())
+    if content.window and not begun.frozen and not replay.contents(new):
         # The copy takes over everything the file was to become.
         twin = stub(core, new, past)
         twin.where = (parent, copy)
@@ -397,9 +398,9 @@ def _beside(volume: Volume, ino: int, past: Past) -> str:
         twin.content.first = content.first
         twin.content.full = True
         volume.flusher.freeze(twin)
-        content.window = False
-        if not content.flights:
-            core.dirty.pop(ino, None)
+    content.window = False
+    if not content.flights:
+        core.dirty.pop(ino, None)
     return show(copy)
 
 

@@ -92,6 +92,7 @@ class Replay:
         self.sessions: set[int] = set()  # all this log was written under
         # The session cannot name a file any more (`differ.becomes`), and ended before there was another.
         self.forked = False
+        self.made: dict[tuple[int, bytes], int] = {}  # inodes made under a name, by operations in this log
         self.top = 0  # newest operation number seen
         self.acked = 1
         self.doubtful = False  # another boot: payloads may be damaged, the tail may be lost
@@ -225,6 +226,7 @@ class Replay:
     def _op(self, op: Op, record: Record) -> None:
         self._number(op.opno, op, record)
         if isinstance(op, Create):
+            self.made[op.parent, op.name] = op.ino
             # Logged again at a change of session: what was written meanwhile stays.
             if stat.S_ISREG(op.mode) and op.ino not in self.files:
                 self.files[op.ino] = Past(
