@@ -2,7 +2,9 @@
 
 A session is one mount of one process (invariant 10, *one sender*). Its number makes inode numbers and is
 never used again. `ended` is '' until the client says how it ended; one that was not seen for LOST_AFTER
-counts as lost, but may still commit: a recovered log goes under the session that wrote it.
+counts as lost, but may still commit: a recovered log goes under the session that wrote it. What repeats need
+goes with the sweep, long after the last sign of life; one that comes back after all is told `session_forked`
+and goes on as a new one.
 """
 
 from __future__ import annotations
@@ -19,8 +21,6 @@ from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 
 LOST_AFTER: Final = 90.0  # seconds without a sign of life: three long polls
 SEEN_EVERY: Final = 10.0  # a sign of life is written at most so often
-KEEP: Final = 30 * 24 * 3600.0  # how long what a session's repeats need is kept after its last sign of life
-_FORGET: Final = 4  # old sessions cleaned at each start of a new one
 TICKET: Final = 16
 _TEXT_MAX: Final = 4096
 _ENDS: Final = ("clean", "lost")
@@ -89,7 +89,6 @@ class Sessions:
             f"SELECT {_SHOWN} FROM session WHERE fs=? AND mount_id=? ORDER BY id DESC LIMIT 1",
             (fs.id, info.mount_id),
         )
-        _forget_old(tx, fs.id, now)
         number = insert_session(tx, fs.id, info, ticket, now)
         return SessionStart(number, ticket, seq, self._previous(previous, now))
 
@@ -194,19 +193,6 @@ def insert_session(tx: Tx, fs: int, info: SessionInfo, ticket: bytes, now: int) 
     if number >= 2**SESSION_BITS:
         raise NoSpace("this server has given out all its session numbers", hint="start a new server")
     return number
-
-
-def _forget_old(tx: Tx, fs: int, now: int) -> None:
-    """Outcomes and redirections of a few sessions not seen for KEEP go; the sessions stay listed. One that
-    comes back after all is told `session_forked` and goes on as a new one."""
-    old = tx.all(
-        "SELECT s.id FROM session s WHERE s.fs=? AND s.last_seen<? "
-        "AND EXISTS (SELECT 1 FROM applied a WHERE a.session=s.id) ORDER BY s.id LIMIT ?",
-        (fs, now - int(KEEP * 1e9), _FORGET),
-    )
-    for (session,) in old:
-        for table in ("applied", "redirect", "moved"):
-            tx.execute(f"DELETE FROM {table} WHERE session=?", (session,))
 
 
 def pending_text(pending: Pending) -> str:
