@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import random
 import re
 import tarfile
 from pathlib import Path
 
 import pytest
 from support.cli import Outcome, inside
-from support.server import TestFs
+from support.server import Server, TestFs, server  # noqa: F401
 
 from fsd.cli.fields import names
 
@@ -195,3 +196,23 @@ def test_fields_are_the_documented_ones(shared_fs: TestFs, command: str) -> None
 def test_text_of_ids(shared_fs: TestFs) -> None:
     fs = shared_fs
     assert re.fullmatch(r"cp_[a-z2-7]{20}", create(fs))
+
+
+def test_an_export_that_is_cut_off_is_no_success(server: Server) -> None:  # noqa: F811
+    """A damaged block in the middle: the stream ends without its end, and the command says so."""
+    fs = server.create()
+    put(fs, "/a", b"fine")
+    put(fs, "/b", random.Random(1).randbytes(6_000_000))
+    put(fs, "/c", b"behind")
+    name = create(fs)
+    for pack in (server.data_dir / "blobs").rglob("*"):
+        if pack.is_file() and pack.stat().st_size > 100_000:
+            raw = bytearray(pack.read_bytes())
+            raw[-1000] ^= 1
+            pack.write_bytes(raw)
+    done = inside("checkpoint", "export", name, env=fs.env)
+    assert done.code == 1, done.err
+    assert len(done.out) < 6_100_000, "what lies behind the damage is not sent"
+    inside_cat = inside("checkpoint", "cat", name, "/b", env=fs.env)
+    assert inside_cat.code == 1
+    assert inside("checkpoint", "cat", name, "/a", env=fs.env).out == b"fine"
