@@ -24,6 +24,15 @@ from support.server import Server
 TILDE, EMOJI = "\uff5e", "\U0001f600"  # in this order by UTF-8 bytes, the other way round by UTF-16 units
 
 
+# What is checked before the database is asked is the same on both: PostgreSQL's turn is the long run.
+pytestmark = pytest.mark.parametrize(
+    "contract_server",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)],
+    indirect=True,
+    scope="session",
+)
+
+
 @pytest.mark.parametrize(
     "bad", ["", "\ud800", "a\udfffb", None, 5, {}, [], True, pytest.param("x" * 70_000, id="long")]
 )
