@@ -20,6 +20,7 @@ from fsd.model.limits import BLOCK
 from fsd.model.names import show
 from fsd.service.access import FsRef
 from fsd.service.audit_contract import audit_contract, name_references
+from fsd.service.audit_leases import audit_leases
 
 _KEYS: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino, idx"}
 
@@ -68,6 +69,7 @@ class _Audit:
             self.tree()
         self.content()
         audit_contract(self.tx, self.fs, self.say)
+        audit_leases(self.tx, self.fs, self.say)
         if self.first is not None:
             self.fork()
         self.feed()

@@ -16,6 +16,7 @@ from fsd.model.errors import Busy, LeaseHeld, LeaseLost, UsageError
 from fsd.model.limits import LEASE_KEEP, LEASES_MAX
 from fsd.model.ops import CONFLICT, REFUSED, RENAME_EXCHANGE
 from fsd.service.access import ADMIN_GRANT
+from fsd.service.audit import audit
 from fsd.service.leases import Exclusive
 from fsd.service.writers import Lease, load
 
@@ -334,6 +335,26 @@ def test_a_lock_excludes_the_same_path_until_it_is_released_or_expires(bench: Be
     assert third.fence > second.fence
     assert bench.service.feed.head(bench.fs) == head  # a lock is no commit
     assert writers(bench) == 0
+
+
+def test_the_audit_recounts_and_finds_two_writers_of_one_tree(bench: Bench, tree: Tree) -> None:
+    outer, inner = Holder(bench, "A", tree.out), Holder(bench, "B", tree.inner)
+    db, fs = bench.service.db, bench.fs
+
+    def found() -> list[str]:
+        return [f"{one.rule}: {one.what}" for one in audit(db, fs)]
+
+    assert not found()
+    db.write(lambda tx: tx.execute("UPDATE fs SET writers=0 WHERE id=?", (fs.id,)))
+    assert found() == ["counted: writers is 0, there are 2 writer leases"]
+    db.write(lambda tx: tx.execute("UPDATE fs SET writers=2, fence=1 WHERE id=?", (fs.id,)))
+    assert len(found()) == 1
+    db.write(lambda tx: tx.execute("UPDATE fs SET fence=9 WHERE id=?", (fs.id,)))
+    move = "UPDATE lease SET ino=? WHERE fs=? AND fence=?"
+    db.write(lambda tx: tx.execute(move, (tree.top, fs.id, outer.fence)))
+    assert found() == [f"one way: it lies in the subtree of lease {outer.fence}"]
+    db.write(lambda tx: tx.execute(move, (tree.out, fs.id, outer.fence)))
+    inner.release()
 
 
 def test_bounds(bench: Bench) -> None:

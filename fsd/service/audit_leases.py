@@ -1,0 +1,33 @@
+"""The audit's part about leases: the count that spares commits a question, fences, and no two writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsd.meta.database import Tx
+from fsd.service.access import FsRef
+from fsd.service.writers import WRITER, load, upwards
+
+Say = Callable[[str, str, str], None]
+
+
+def count_writers(tx: Tx, fs: FsRef) -> int:
+    """What `fs.writers` has to be."""
+    return sum(1 for one in load(tx, fs.id) if one.kind == WRITER and not one.ended)
+
+
+def audit_leases(tx: Tx, fs: FsRef, say: Say) -> None:
+    """Tell `say` (rule, where, what) what is broken."""
+    row = tx.one("SELECT writers, fence FROM fs WHERE id=?", (fs.id,))
+    assert row is not None, "the audit found it"
+    writers = [one for one in load(tx, fs.id) if one.kind == WRITER and not one.ended]
+    if row[0] != len(writers):
+        say("counted", "fs", f"writers is {row[0]}, there are {len(writers)} writer leases")
+    for one in load(tx, fs.id):
+        if not 0 < one.fence <= row[1]:
+            say("one way", f"lease {one.fence}", f"its fence is above the filesystem's, {row[1]}")
+    above = {one.fence: set(upwards(tx, fs.id, one.ino)) for one in writers}
+    for one in writers:
+        for other in writers:
+            if other.fence > one.fence and one.ino in above[other.fence]:
+                say("one way", f"lease {other.fence}", f"it lies in the subtree of lease {one.fence}")
