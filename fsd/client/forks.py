@@ -6,10 +6,12 @@ With the admin key's identity or a token of the filesystem. Any thread; raises `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fsd.client.control import BASE, JsonObject
 from fsd.client.http import Http
+
+LONG: Final = 600.0  # what a merge of very many changes may take
 
 
 class Forks:
@@ -50,7 +52,7 @@ class Forks:
         """Bring a fork's changes into what it was made from. `status`: merged, nothing, conflicts; of a dry
         run also clean."""
         body = {"fork": fork, "ours": list(ours), "theirs": list(theirs), "dry_run": dry_run}
-        return self._http.json("POST", f"{self.path}/merges", body=body)
+        return self._http.json("POST", f"{self.path}/merges", body=body, wait=LONG)
 
     def changes(self, fork: str, limit: int = 1000) -> JsonObject:
         """What a fork changed since it was made or last merged."""
@@ -63,7 +65,8 @@ class Forks:
 
     def rollback(self, fork: str, *, force: bool = False) -> JsonObject:
         """Take back what a fork changed since then."""
-        return self._http.json("POST", f"{self.path}/forks/{fork}/rollback", body={"force": force})
+        path = f"{self.path}/forks/{fork}/rollback"
+        return self._http.json("POST", path, body={"force": force}, wait=LONG)
 
     def delete(self, fork: str, *, cascade: bool = False) -> JsonObject:
         """Delete a fork, with `cascade` those that still read its files too."""

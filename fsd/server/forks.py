@@ -149,9 +149,11 @@ async def merge(request: Request) -> Response:
     if dry_run:
         return json_response(await ctx.run(lambda: service.merges.rehearse(into, fork, wish)))
 
+    ready = await ctx.run(lambda: service.merges.prepare(into, fork, wish))
+
     def effect(tx: Tx) -> Answer:
         hold(tx, parent, grant)
-        return to_answer(service.merges.merge(tx, into, fork, None, wish))
+        return to_answer(service.merges.merge(tx, into, fork, None, wish, ready))
 
     return await _change(ctx, request, into, grant, raw, effect)
 

@@ -113,8 +113,13 @@ class Side:
         if wanted:
             self._attrs.update(zip(wanted, namespace.attrs(self._tx, self._fs, wanted, self.at)))
 
+    def use(self, tx: Tx) -> None:
+        """Read on in another transaction, which sees the same state."""
+        self._tx = tx
+
     def attr(self, ino: int) -> Attr | None:
-        self.load_attrs((ino,))
+        if ino not in self._attrs:
+            self.load_attrs((ino,))
         return self._attrs[ino]
 
     def entries(self, keys: Iterable[Key]) -> dict[Key, int]:
@@ -138,7 +143,8 @@ class Side:
             self._names.update((ino, sorted(found[ino])) for ino in some)
 
     def names(self, ino: int) -> list[Key]:
-        self.load_names((ino,))
+        if ino not in self._names:
+            self.load_names((ino,))
         return self._names[ino]
 
     def load_paths(self, directories: Iterable[int]) -> None:

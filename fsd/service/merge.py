@@ -64,6 +64,15 @@ class _Base:
     head: int
 
 
+@dataclass(slots=True)
+class Prepared:
+    """A merge decided ahead, on a snapshot: good for one try, while both filesystems are as they were."""
+
+    base: _Base
+    head: int
+    plan: Plan | None
+
+
 class Merges:
     """Any thread."""
 
@@ -77,23 +86,46 @@ class Merges:
         """What `merge` would do; nothing is changed. Raises as it does."""
 
         def read(tx: Tx) -> dict[str, Any]:
-            check_own(tx, parent)
-            base = _base(tx, parent, fork)
-            row = tx.one("SELECT seq FROM fs WHERE id=?", (parent.id,))
-            assert row is not None, "check_own found it"
-            view = View(DbSource(tx, parent.id), int(row[0]) + 1, self._commits.new_ino, tx)
-            plan = Plan(tx, fork.id, base.base, base.head, seq=base.first, view=view, decide=_decide(wish))
+            head, base, plan = self._decided(tx, parent, fork, wish)
             status = CONFLICTS if plan.clashes else CLEAN if _anything(plan) else NOTHING
             changes = Difference(tx, fork.id, base.base, base.head).changes()
             return {
-                **_answer(parent, fork, base, int(row[0]), plan, status),
+                **_answer(parent, fork, base, head, plan, status),
                 "changes": [_change(one) for one in changes[:MERGE_SHOWN_MAX]],
                 "changes_total": len(changes),
             }
 
         return self._commits.when_copied(parent, lambda: self._db.read(read))
 
-    def merge(self, tx: Tx, parent: FsRef, fork: FsRef, who: Grant | None, wish: Wish) -> dict[str, Any]:
+    def prepare(self, parent: FsRef, fork: FsRef, wish: Wish) -> Prepared:
+        """Decide a merge on a snapshot, so that `merge` holds nobody up with it."""
+
+        def read(tx: Tx) -> Prepared:
+            head, base, plan = self._decided(tx, parent, fork, wish)
+            return Prepared(base, head, plan)
+
+        return self._commits.when_copied(parent, lambda: self._db.read(read))
+
+    def _decided(self, tx: Tx, parent: FsRef, fork: FsRef, wish: Wish) -> tuple[int, _Base, Plan]:
+        check_own(tx, parent)
+        base = _base(tx, parent, fork)
+        row = tx.one("SELECT seq FROM fs WHERE id=?", (parent.id,))
+        assert row is not None, "check_own found it"
+        return int(row[0]), base, self._plan(tx, parent, fork, base, int(row[0]), wish)
+
+    def _plan(self, tx: Tx, parent: FsRef, fork: FsRef, base: _Base, head: int, wish: Wish) -> Plan:
+        view = View(DbSource(tx, parent.id), head + 1, self._commits.new_ino, tx)
+        return Plan(tx, fork.id, base.base, base.head, seq=base.first, view=view, decide=_decide(wish))
+
+    def merge(
+        self,
+        tx: Tx,
+        parent: FsRef,
+        fork: FsRef,
+        who: Grant | None,
+        wish: Wish,
+        ready: Prepared | None = None,
+    ) -> dict[str, Any]:
         """Bring the fork's changes into the parent, in the caller's transaction; the caller wakes the
         parent's feed when `status` is `merged`. With conflicts nothing is done, and they are in the answer.
         Raises `NotFound`, `Conflict` (no fork of the parent's), `LeaseHeld`, `ForkCopying`, `TooLarge`."""
@@ -103,8 +135,14 @@ class Merges:
         for lease in load(tx, parent.id):
             if lease.kind == WRITER and lease.binds(self._host.wall_ns()):
                 raise held_by_other(lease)
-        view = View(DbSource(tx, parent.id), head + 1, self._commits.new_ino, tx)
-        plan = Plan(tx, fork.id, base.base, base.head, seq=base.first, view=view, decide=_decide(wish))
+        plan = None
+        if ready is not None and (ready.base, ready.head) == (base, head):
+            plan, ready.plan = ready.plan, None
+        if plan is None:
+            plan = self._plan(tx, parent, fork, base, head, wish)
+        else:
+            plan.use(tx, DbSource(tx, parent.id))
+        view = plan.view
         if plan.clashes:
             return _answer(parent, fork, base, head, plan, CONFLICTS)
         undo = None

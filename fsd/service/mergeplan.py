@@ -24,7 +24,7 @@ from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.errors import TooLarge
 from fsd.model.limits import BLOCK, MERGE_BLOCKS_MAX
 from fsd.service.difference import Key, Side, changed_keys
-from fsd.service.view import Node, View, decode_xattrs
+from fsd.service.view import Node, Source, View, decode_xattrs
 
 OURS: Final = "ours"
 THEIRS: Final = "theirs"
@@ -110,6 +110,12 @@ class Plan:
             if key in self._after:
                 self._gained[self._after[key]].append(key)
         self._run()
+
+    def use(self, tx: Tx, source: Source) -> None:
+        """Go on in another transaction, which sees both filesystems as they were; `source`: the parent's."""
+        self.base.use(tx)
+        self.theirs.use(tx)
+        self.view.source, self.view.tx = source, tx
 
     def _run(self) -> None:
         self.base.load_paths(parent for parent, _ in self._keys if self._there(self.base, parent))

@@ -27,7 +27,8 @@ def fork(bench: Bench, of: FsRef | None = None, checkpoint: str | None = None) -
 
 def merge(bench: Bench, parent: FsRef, child: FsRef, **wish: Any) -> dict[str, Any]:
     service = bench.service
-    return service.db.write(lambda tx: service.merges.merge(tx, parent, child, None, Wish(**wish)))
+    ready = service.merges.prepare(parent, child, Wish(**wish))
+    return service.db.write(lambda tx: service.merges.merge(tx, parent, child, None, Wish(**wish), ready))
 
 
 def fill(bench: Bench, count: int, size: int = 3) -> dict[bytes, int]:
@@ -281,6 +282,22 @@ def test_conflicts_apply_nothing_and_are_told(bench: Bench) -> None:
     assert "f00003" not in after and after["f00004"] == b"theirs"
     assert after["to-theirs"] == b"555" and "to-ours" not in after
     assert bench.find("/f00002").mode & 0o777 == 0o600
+
+
+def test_what_was_decided_ahead_is_not_used_when_something_changed(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    made = fill(bench, 3)
+    child = fork(bench)
+    mount = on(bench, child).mount("fork")
+    mount.write(made[b"f00001"], b"theirs", mount.bench.service.feed.head(child))
+    mount.commit()
+    ready = service.merges.prepare(origin, child, Wish())
+    other = on(bench, origin).mount("parent")
+    other.write(made[b"f00001"], b"ours", service.feed.head(origin))
+    other.commit()
+    done = service.db.write(lambda tx: service.merges.merge(tx, origin, child, None, Wish(), ready))
+    assert done["status"] == CONFLICTS
+    assert bench.tree()["f00001"] == b"ours"
 
 
 def test_merging_again_brings_what_came_since(bench: Bench) -> None:
