@@ -339,3 +339,87 @@ def test_the_lease_stays_with_the_copy_that_commits_first(tmp_path: Path) -> Non
 def test_the_lease_stays_with_the_copy_that_commits_first_for_long(tmp_path: Path) -> None:
     for seed in range(1000, 1200):
         copies(tmp_path / str(seed), seed)
+
+
+def days(directory: Path, seed: int) -> int:
+    """Two exclusive mounts of one place in the filesystem, time that jumps, a network that fails: at each
+    moment one writer, so no conflict ever, and every file that was taken is there in the end.
+
+    Returns how many changes a mount was refused because it was not the writer any more.
+    """
+    place = Place(directory, seed)
+    rng = place.rng
+    clients = [place.client(name, exclusive=True) for name in ("a", "b")]
+    tokens: set[bytes] = set()
+    mounted: set[str] = set()
+    refused = 0
+    for step in range(rng.randrange(40, 80)):
+        client = rng.choice(clients)
+        name = client.options.mount_id
+        place.pass_(rng.choice((0.1, 1.0, 5.0, LEASE_TTL / 2, LEASE_TTL + 1)))
+        client.net.faulty = rng.random() < 0.5
+        if name not in mounted:
+            try:
+                client.open()
+                mounted.add(name)
+            except LeaseHeld:
+                continue
+            except LeaseLost:
+                # Its user decides. While another is the writer the command would say so and do nothing.
+                client.net.faulty = False
+                if not place.bench.service.leases.held(place.bench.fs):
+                    place.recover(client, shared=True)
+            continue
+        roll = rng.random()
+        if roll < 0.55:
+            token = b"<%s-%d>" % (name.encode(), step)
+            try:
+                client.put(client.volume.root_ino, token[1:-1], token, sync=rng.random() < 0.5)
+                tokens.add(token)
+            except FsdError as exc:
+                refused += 1
+                if exc.errno == errno.EIO:
+                    tokens.add(token)  # taken, and told that it could not be made durable
+                elif exc.errno != errno.EROFS:
+                    raise
+        elif roll < 0.8 and client.volume.core.fenced is None:
+            client.net.faulty = False
+            renew(client)
+        elif roll < 0.9:
+            client.kill()
+            mounted.discard(name)
+        else:
+            client.run_some(rng.randrange(20))
+            client.feed()
+    for client in clients:
+        client.net.faulty, client.net.cut = False, 0
+        if client.options.mount_id in mounted:
+            client.kill()
+    place.pass_(LEASE_TTL + 1)  # nobody is the writer: what is left is sent by the rules for all
+    for client in clients:
+        place.recover(client, shared=True)
+    tree = server_tree(place.bench)
+    gone = {token for token in tokens if token not in place.everything()}
+    assert not gone, f"lost {gone}"
+    assert not [path for path in tree if ".conflict-" in path], sorted(tree)
+    assert tokens, "nothing was written"
+    place.bench.close()
+    return refused
+
+
+def test_at_each_moment_one_writer_and_nothing_lost(tmp_path: Path) -> None:
+    refused = 0
+    for seed in range(5):
+        try:
+            refused += days(tmp_path / str(seed), seed)
+        except BaseException:
+            print("seed", seed)
+            raise
+    assert refused > 0, "nobody was ever fenced off"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_at_each_moment_one_writer_and_nothing_lost_for_long(tmp_path: Path) -> None:
+    for seed in range(1000, 1250):
+        days(tmp_path / str(seed), seed)
