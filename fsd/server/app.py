@@ -44,6 +44,7 @@ from fsd.service.text import new_id
 REQUEST_ID: Final = b"x-request-id"
 CALL_ID: Final = b"x-fsd-call"  # a caller's own id, given back: a reply that came twice is recognised
 _CALL_ID_MAX: Final = 64
+_ASKED: Final = 2**63  # above every seq: a barrier that is asked for is a change, too
 
 
 def all_routes() -> list[RouteDef]:
@@ -172,8 +173,8 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 def _heads(service: Service, subjects: list[Hashable]) -> dict[Hashable, int]:
-    """The current number of each subject of `Waiters`: a filesystem's seq, a journal's next entry; -1 for one
-    that is gone. A few queries, however many wait."""
+    """The current number of each subject of `Waiters`: a filesystem's seq (and more while its mounts are asked
+    for barriers), a journal's next entry; -1 for one that is gone. A few queries, however many wait."""
     named: list[tuple[Any, ...]] = [one for one in subjects if isinstance(one, tuple)]
     filesystems = [one[1] for one in named if one[0] == "fs"]
     journals = [one[1:] for one in named if one[0] == "journal"]
@@ -184,6 +185,9 @@ def _heads(service: Service, subjects: list[Hashable]) -> dict[Hashable, int]:
             marks, values = in_list(some)
             for fs, seq in tx.all(f"SELECT id, seq FROM fs WHERE id IN {marks}", values):
                 found["fs", fs] = seq
+            asked = f"SELECT fs, max(id) FROM barrier WHERE fs IN {marks} GROUP BY fs"
+            for fs, last in tx.all(asked, values):
+                found["fs", fs] += last * _ASKED
         for pairs in chunks(journals):
             rows, values = values_list(pairs)
             for fs, name, following in tx.all(

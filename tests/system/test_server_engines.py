@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 import subprocess
+import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from support.server import Server, clean_env
 
 from fsd.blobs.s3 import S3Options
 from fsd.model.limits import MIB
+from fsd.wire.messages import read_feed
 
 
 @pytest.fixture
@@ -58,6 +62,31 @@ def test_two_servers_are_one_service_and_one_may_die(servers: list[Server]) -> N
     assert fs.ask("GET", "/files/d/small").body == b"newer"
     names = [entry["name"] for entry in fs.ask("GET", "/list/d").json["entries"]]
     assert names == ["large", "small"]
+
+
+def test_checkpoints_of_one_server_are_those_of_the_other(servers: list[Server]) -> None:
+    """A mount that polls one replica is asked for a barrier by the other; export and restore through S3."""
+    first, second = servers
+    fs = first.create()
+    there = replace(fs, server=second)
+    content = secrets.token_bytes(2 * MIB + 5)
+    assert fs.ask("PUT", "/files/a", content).status == 200
+    session = there.ask("POST", "/sessions", {"mount_id": "m", "host": "box", "path": "/m"}).json["session"]
+    with ThreadPoolExecutor(2) as pool:
+        polled = pool.submit(there.ask, "GET", f"/changes?after=1&session={session}&asked=0&wait=20")
+        making = pool.submit(fs.ask, "POST", "/checkpoints", {"drain": {"timeout": 20}, "require_all": True})
+        (ask,) = read_feed(polled.result(30).body).asks
+        answer = {"ask": ask.id, "included": True, "fs_seq": 1}
+        assert there.ask("POST", f"/sessions/{session}/barrier", answer).status == 200
+        made = making.result(30)
+    assert made.status == 201, made.body
+    name = made.json["checkpoint_id"]
+    assert there.ask("PUT", "/files/a", b"later").status == 200
+    assert there.ask("GET", f"/files/a?checkpoint={name}").body == content
+    with tarfile.open(fileobj=io.BytesIO(there.ask("GET", f"/export/?checkpoint={name}").body)) as tar:
+        assert tar.extractfile("./a").read() == content  # type: ignore[union-attr]
+    assert there.ask("POST", "/restore", {"checkpoint": name, "own_sessions": [session]}).status == 200
+    assert fs.ask("GET", "/files/a").body == content
 
 
 def test_a_server_whose_database_or_bucket_is_not_there_says_so(tmp_path: Path) -> None:
