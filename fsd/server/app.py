@@ -173,8 +173,8 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 def _heads(service: Service, subjects: list[Hashable]) -> dict[Hashable, int]:
-    """The current number of each subject of `Waiters`: a filesystem's seq (and more while its mounts are asked
-    for barriers), a journal's next entry; -1 for one that is gone. A few queries, however many wait."""
+    """The current number of each subject of `Waiters`: a filesystem's seq (and more while its mounts are
+    asked for barriers), a journal's next entry; -1 for one that is gone. A few queries, however many wait."""
     named: list[tuple[Any, ...]] = [one for one in subjects if isinstance(one, tuple)]
     filesystems = [one[1] for one in named if one[0] == "fs"]
     journals = [one[1:] for one in named if one[0] == "journal"]
