@@ -106,7 +106,7 @@ ROWS: Final = (
         ),
     ),
     Command(
-        ("rm",), ("fs", "delete-file"), GROUP, "remove a file, or a tree with -r; only a checkpoint brings it back",
+        ("rm",), ("fs", "delete-file"), GROUP, "remove a file, or a tree with -r; checkpoints still have it",
         "fsd rm -r /tasks/task-41", "do_files:rm", aliases=(("fs", "rm"),), changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "remove {path}"),
         flags=(path("remote path", required=True), switch("--recursive -r", "with everything below"), YES),
