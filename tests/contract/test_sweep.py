@@ -22,7 +22,8 @@ from fsd.model.limits import (
     STRAY_LEAST,
     SWEEP_EVERY,
 )
-from fsd.service import pins
+from fsd.service import expire, pins, repack
+from fsd.service import sweep as sweep_module
 from fsd.service.open import ServiceOptions, open_service
 from fsd.service.sweep import Sweep, Terms
 from fsd.wire.frame import make_blob
@@ -406,3 +407,49 @@ def test_an_upload_that_was_stopped_for_hours_names_no_object(bench: SweepBench)
     with pytest.raises(Unavailable):
         bench.service.db.write(lambda tx: bench.service.packs.insert(tx, prepared))
     assert bench.rows("pack") == bench.rows("blob") == 0
+
+
+def test_the_smallest_steps_do_the_same(bench: SweepBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request does one step of a few rows, and the next goes on at its cursor."""
+    for module, name, value in (
+        (sweep_module, "SWEEP_BLOBS", 7),
+        (sweep_module, "SWEEP_OBJECTS", 2),
+        (sweep_module, "SWEEP_LIST", 3),
+        (sweep_module, "SWEEP_CALL", -1.0),
+        (repack, "SWEEP_PACKS", 5),
+        (repack, "REPACK_INLINE", 3),
+        (repack, "REPACK_BYTES", 70_000),
+        (expire, "SWEEP_ROWS", 4),
+        (sweep_module, "SWEEP_ROWS", 4),
+    ):
+        monkeypatch.setattr(module, name, value)
+    m = bench.mount()
+    wanted = {}
+    for number in range(12):
+        inos = [
+            m.file(ROOT_INO, b"f%d-%d" % (number, at), noise(10 * number + at, 30_000)) for at in range(3)
+        ]
+        m.file(ROOT_INO, b"s%d" % number, noise(1000 + number, 500))
+        m.commit()
+        wanted[f"s{number}"] = noise(1000 + number, 500)
+        wanted[f"f{number}-0"] = noise(10 * number, 30_000)
+        for at in (1, 2):
+            m.unlink(ROOT_INO, b"f%d-%d" % (number, at), inos[at], m.seq)
+        m.commit()
+    for number in range(12):  # more inline packs
+        m.file(ROOT_INO, b"i%d" % number, noise(2000 + number, 400))
+        m.commit()
+        wanted[f"i{number}"] = noise(2000 + number, 400)
+    bench.time.ahead = DAY + 1
+    told = bench.sweep(dry=True)
+    done = bench.sweep()
+    assert told["blobs"] == done["blobs"] == 24
+    assert done["packs_rewritten"] == told["packs_rewritten"] == 12
+    assert done["packs_gathered"] >= 9
+    same(bench.tree(), wanted)
+    bench.time.ahead = 40 * DAY
+    done = bench.sweep()
+    assert done["objects"] == 12
+    assert done["rows"] >= 24
+    assert bench.rows("change") == 1 and bench.rows("gone") == 0
+    same(bench.tree(), wanted)
