@@ -24,6 +24,8 @@ from support.postgres import PostgresServer
 from support.server import Server
 from support.wait import wait_for
 
+from fsd.model.limits import SWEEP_NAMES
+
 LONG = 3_600_000  # a lease that outlasts the test
 THREADS = ("src", "dst", "head", "chain", "grow")
 
@@ -165,6 +167,19 @@ def test_a_put_and_a_sweep_are_whole_or_none(served: tuple[Server, str | None], 
     assert store.blob(key) in (None, data)
     store.sweep(0)
     assert store.blob(key) is None
+    store.close()
+    server.stop()
+    assert audit_stopped(server, url) == []
+
+
+def test_a_sweep_killed_between_two_steps_is_gone_on_with(served: tuple[Server, str | None]) -> None:
+    server, url = served
+    store = Scene(server).store
+    keys = sorted(store.put(b"%d" % number) for number in range(SWEEP_NAMES + 20))
+    assert died(store, "names.swept:1", lambda: store.sweep(0))
+    left = [blob["key"] for blob in store.blobs()]
+    assert left == keys[SWEEP_NAMES:], "whole steps are done, in order"
+    assert store.sweep(0) == left
     store.close()
     server.stop()
     assert audit_stopped(server, url) == []
