@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.postgres import PostgresServer
-from support.sweeping import SweepBench, noise, same
+from support.sweeping import DAY, SweepBench, noise, same
 
 from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO
@@ -235,3 +238,38 @@ def test_packs_of_a_deleted_filesystem_are_audited_for_its_fork(bench: SweepBenc
     service.store.delete(key)
     found, _ = audit_store(service.db, service.store, parent, read_data=False, rng=random.Random(1))
     assert len(found) == 1
+
+
+def test_going_back_to_a_copy_of_the_database(tmp_path: Path) -> None:
+    """Younger than the grace: what it refers to is there. What it only remembers is forgotten by a repair."""
+    with SweepBench(tmp_path / "data") as bench:
+        m = bench.mount()
+        kept = [m.file(ROOT_INO, b"f%d" % number, noise(number, 30_000)) for number in range(10)]
+        m.commit()
+        idle = m.file(ROOT_INO, b"idle", noise(50, LARGE))
+        m.commit()
+        m.unlink(ROOT_INO, b"idle", idle, m.seq)
+        for number in range(7):
+            m.unlink(ROOT_INO, b"f%d" % number, kept[number], m.seq)
+        m.commit()
+        wanted = bench.tree()
+        bench.time.ahead = 0.9 * DAY
+        fs = bench.fs
+        with sqlite3.connect(tmp_path / "copy.db") as copy, sqlite3.connect(tmp_path / "data/fsd.db") as db:
+            db.backup(copy)
+        bench.time.ahead = 1.5 * DAY
+        done = bench.sweep()
+        assert done["packs_rewritten"] == 1 and done["objects"] == 1
+    for path in (tmp_path / "data").glob("fsd.db*"):
+        path.unlink()
+    shutil.move(tmp_path / "copy.db", tmp_path / "data/fsd.db")
+    bench = SweepBench(tmp_path / "data")
+    bench.fs = fs
+    same(bench.tree(), wanted)
+    assert [one for one in look(bench) if "its object is missing" in one]
+    assert mend(bench).left == []
+    assert look(bench) == []
+    bench.service.packs.store(fs.id, fs.name, [make_blob(noise(50, LARGE))])
+    assert look(bench) == []
+    same(bench.tree(), wanted)
+    bench.close()
