@@ -73,8 +73,8 @@ class Calls:
     # nodes -------------------------------------------------------------------------------------------
     def current(self, node: Inode) -> Inode:
         """`node` with attributes that may be shown; parks when they have to be asked for."""
-        if node.busy or node.gone:
-            return node
+        if node.busy or (node.gone and (node.handles or not node.stale)):
+            return node  # its removal may have come too late: then it is there again
         if node.stale:
             raise Park(self.loader.attrs([node, *self.other_stale(node)]))
         if self.doubtful(node.checked):

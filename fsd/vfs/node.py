@@ -122,12 +122,14 @@ class Inode:
         self.seen = seen
         self.stale = False
         self.stamp += 1
-        if self.gone:
-            # Its removal was not done (another mount had put something into it): it is there again.
+        back = self.gone
+        if back:
+            # Its removal was not done (another mount had put something into it): it is there again, without
+            # what was changed and not sent before.
             self.gone = self.complete = False
             if self.is_dir:
                 self.entries.clear()
-        if self.content is not None and (self.content.void or self.content.cseq != attr.cseq):
+        if self.content is not None and (back or self.content.void or self.content.cseq != attr.cseq):
             writers = self.content.writers
             self.content = self._fresh_content()
             self.content.writers = writers

@@ -289,6 +289,29 @@ def test_killed_between_a_conflict_and_the_new_session_nothing_goes_into_the_cop
     rival.volume.close()
 
 
+@pytest.mark.parametrize("change", ["truncate", "write", "nothing"])
+def test_a_removal_that_came_too_late_leaves_the_file_as_the_server_has_it(
+    client: Client, change: str
+) -> None:
+    """What was changed before it here was given up with the name: it is not shown when the file is back."""
+    root, rival = client.volume.root_ino, other(client)
+    ino = client.put(root, b"f", b"as it was, and as it is", sync=True)
+    rival.feed()
+    rival.call(lambda v: v.rename(root, b"f", root, b"moved", 0))
+    rival.until(rival.volume.barrier())
+    if change == "truncate":
+        client.call(lambda v: v.setattr(ino, size=3))
+    elif change == "write":
+        client.put(root, b"f", b"lost with the name", offset=3)
+    client.call(lambda v: v.unlink(root, b"f"))
+    settled(client)
+    for one in (client, rival):
+        one.feed()
+        assert_same(server_tree(client.bench), one.view())
+    assert files(client) == {"/moved": b"as it was, and as it is"}
+    rival.volume.close()
+
+
 def test_the_base_is_said_again_behind_the_whole_answer(client: Client) -> None:
     """Two flights of one file in one answer while a third change waits; then the process ends."""
     root = client.volume.root_ino
