@@ -36,8 +36,18 @@ class TinyInode:
         self.slow_ms = 0
 
 
+class TinyCore:
+    """What the kernel layer looks at in a volume's core."""
+
+    conflicts = 0
+    fence = 0
+    fenced: object = None
+    seq = 0
+
+
 class TinyVolume:
     root_ino = 7
+    core = TinyCore()
     session = 1
     feed_seq = 0
     refused = 0  # operations the server would not take
@@ -76,7 +86,7 @@ class TinyVolume:
         self.known.add((parent, name))
         return inode
 
-    def lookup(self, parent: int, name: bytes) -> TinyInode | None:
+    def lookup(self, parent: int, name: bytes, *caller: object) -> TinyInode | None:
         if name == b"boom":
             raise ValueError("boom, as the test asked")
         hang = _HANG.match(name)
@@ -133,7 +143,7 @@ class TinyVolume:
 
     opendir_flags = 0
 
-    def opendir(self, ino: int) -> int:
+    def opendir(self, ino: int, *caller: object) -> int:
         return self.open(ino, 0)
 
     def read(self, fh: int, offset: int, size: int) -> bytes:
