@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import random
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli import command
 from support.proxy import FaultProxy
 from support.sandbox import Sandbox
 from support.server import Server
@@ -341,3 +344,79 @@ def test_a_cold_state_is_listed_in_few_requests(box: Sandbox, trusted: Server, t
             assert proxy.count("changes") == 0
         finally:
             shown.close()
+
+
+def test_what_was_written_into_an_open_file_is_in_it(box: Sandbox) -> None:
+    data = os.urandom(1 << 20)
+    with open(box.mountpoint / "open", "wb", buffering=0) as file:
+        file.write(data)
+        made = box.json("checkpoint", "create")
+        file.write(b"later")
+    cat = [*command(), "checkpoint", "cat", made["checkpoint_id"], "/open"]
+    assert subprocess.run(cat, env=box.env, capture_output=True, check=True).stdout == data
+
+
+def test_cycles_of_work_checkpoint_and_a_new_sandbox(trusted: Server, tmp_path: Path, seed: int) -> None:
+    """Every cycle goes on from the last checkpoint in another sandbox; every other one is killed."""
+    chance, fs = random.Random(seed), trusted.create()
+    wanted: dict[str, bytes] = {}
+    last = ""
+    for cycle in range(4):
+        box = Sandbox(tmp_path / f"box{cycle}", fs)
+        try:
+            if last:
+                # Nobody knows yet that a killed one is gone.
+                box.fsd("checkpoint", "restore", last, "--yes", "--force")
+            box.mount()
+            got = {p.name: p.read_bytes() for p in box.mountpoint.iterdir()}
+            assert got == wanted, f"cycle {cycle}"
+            for name in chance.sample(sorted(wanted), min(2, len(wanted))):
+                (box.mountpoint / name).unlink()
+                del wanted[name]
+            for number in range(5):
+                wanted[f"f{cycle}-{number}"] = chance.randbytes(chance.randrange(50_000))
+                (box.mountpoint / f"f{cycle}-{number}").write_bytes(wanted[f"f{cycle}-{number}"])
+            last = box.json("checkpoint", "create")["checkpoint_id"]
+            (box.mountpoint / "not in it").write_text("x")
+            if cycle % 2:
+                box.lose()
+            else:
+                box.unmount()
+        finally:
+            box.close()
+
+
+def test_many_writers_and_readers_beside_checkpoints(box: Sandbox) -> None:
+    top, stop, errors = box.mountpoint, threading.Event(), []
+
+    def write(who: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            (top / f"w{who}-{number % 20}").write_bytes(b"%d" % number)
+
+    def read() -> None:
+        while not stop.is_set():
+            for path in list(top.iterdir()):
+                with suppress(FileNotFoundError):
+                    path.read_bytes()
+
+    def guarded(work: Any, *args: Any) -> None:
+        try:
+            work(*args)
+        except Exception as exc:  # noqa: BLE001 - told below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=guarded, args=(write, who)) for who in range(8)]
+    threads += [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(8):
+            assert cut(box, f"busy {number}")["not_flushed"] == []
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert not errors
+    assert "locked" not in box.logs()
