@@ -21,11 +21,11 @@ from fsd.wire.messages import Commit, CommitAnswer, FeedPage
 class Exclusive:
     """A mount that wants to be the only writer of its subtree, whose top is the inode `ino` (0: that of
     `before`). The lease lasts `ttl` seconds when it is not renewed. `before`: the session this one goes on
-    for, and its newest ticket."""
+    for, its newest ticket and the number of its next operation."""
 
     ino: int
     ttl: float
-    before: tuple[int, bytes] | None = None
+    before: tuple[int, bytes, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,10 +133,11 @@ class HttpRemote:
             "version": info.version,
         }
         if info.exclusive is not None:
-            before = info.exclusive.before
-            body["exclusive"] = {"ino": info.exclusive.ino, "ttl_s": info.exclusive.ttl} | (
-                {} if before is None else {"before": [before[0], base64.b64encode(before[1]).decode()]}
-            )
+            asked: dict[str, Any] = {"ino": info.exclusive.ino, "ttl_s": info.exclusive.ttl}
+            if info.exclusive.before is not None:
+                session, ticket, next_op = info.exclusive.before
+                asked["before"] = [session, base64.b64encode(ticket).decode(), next_op]
+            body["exclusive"] = asked
         # The key stays until an answer came: a start whose answer was lost is the same start again.
         if self._starting is None or self._starting[0] != info:
             self._starting = (info, self._host.token_bytes(16).hex())

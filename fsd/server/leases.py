@@ -42,7 +42,7 @@ _NUMBER_MAX: Final = 2**62
 
 
 def read_exclusive(given: Any, remote_path: str) -> Exclusive | None:
-    """The `exclusive` of a session's start: `{ino, ttl_s?, before?: [session, ticket]}`."""
+    """The `exclusive` of a session's start: `{ino, ttl_s?, before?: [session, ticket, next]}`."""
     if given is None:
         return None
     if not isinstance(given, dict):
@@ -52,9 +52,9 @@ def read_exclusive(given: Any, remote_path: str) -> Exclusive | None:
     if ino is None or not 0 <= ino < _NUMBER_MAX or (ino == 0 and before is None):
         raise UsageError("exclusive.ino is the number of a directory")
     if before is not None:
-        if not isinstance(before, list) or [type(one) for one in before] != [int, str]:
-            raise UsageError("exclusive.before is [session, ticket]")
-        after = (before[0], from_b64(before[1], "exclusive.before"))
+        if not isinstance(before, list) or [type(one) for one in before] != [int, str, int]:
+            raise UsageError("exclusive.before is [session, ticket, next operation]")
+        after = (before[0], from_b64(before[1], "exclusive.before"), before[2])
     return Exclusive(ino, remote_path.encode("utf-8", "replace"), _ttl(given), after)
 
 

@@ -366,6 +366,8 @@ class Commits:
             raise Unavailable("content uploaded for this is not stored any more", hint="try again")
         refused.update(beyond(named, lengths))
         rules.view.prefetch(ops, {})
+        if guard is not None:
+            guard.prefetch(rules, ops)
         for op in ops:
             if guard is not None:
                 guard.check(rules, op)
@@ -488,6 +490,8 @@ def _apply(
 ) -> tuple[list[Outcome], list[Op], int]:
     """Apply in order: outcomes to tell, operations done, and where a full block list is needed (or 0)."""
     rules.view.prefetch(ops, rules.redirects)
+    if guard is not None:
+        guard.prefetch(rules, ops)
     outcomes: list[Outcome] = []
     for at, op in enumerate(ops):
         held = None if guard is None else guard.forbids(rules, op)

@@ -26,13 +26,14 @@ _TEXT_MAX: Final = 4096
 @dataclass(frozen=True, slots=True)
 class Exclusive:
     """A writer lease that a mount session wants with its start. `ino` is the top of the subtree, 0: that of
-    the lease `before` had. `before` is the session it goes on for, with that one's newest ticket: its
-    lease passes over, unless a copy of the sandbox has committed since."""
+    the lease `before` had. `before` is the session it goes on for, with that one's newest ticket and next
+    operation as this mount knows them: its lease passes over, unless a copy of the sandbox has committed what
+    this one has not."""
 
     ino: int
     path: bytes
     ttl: float
-    before: tuple[int, bytes] | None = None
+    before: tuple[int, bytes, int] | None = None
 
 
 class Leases:
@@ -72,8 +73,9 @@ class Leases:
     def _passes(self, tx: Tx, fs: FsRef, lease: Lease, want: Exclusive) -> bool:
         if want.before is None or lease.session != want.before[0] or lease.kind != WRITER:
             return False
-        row = tx.one("SELECT ticket FROM session WHERE id=? AND fs=?", (lease.session, fs.id))
-        return row is not None and row[0] == want.before[1]
+        row = tx.one("SELECT ticket, next_op FROM session WHERE id=? AND fs=?", (lease.session, fs.id))
+        # The ticket alone is not enough: a copy is told the current one along with what both had done.
+        return row is not None and row[0] == want.before[1] and row[1] <= want.before[2]
 
     def announced(self, fs: FsRef) -> None:
         """A writer lease changed hands, durably."""

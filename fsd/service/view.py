@@ -315,6 +315,10 @@ class View:
         found = self.slot(parent, name)
         return found if found.ino else None
 
+    def placed_in(self, ino: int) -> set[int]:
+        """The directories in which this commit gave the inode a name, as far as it did."""
+        return {parent for parent, _ in self._placed.get(ino, ())}
+
     def names_of(self, ino: int) -> list[Name]:
         """All present names of an inode, in order of (parent, name)."""
         if ino not in self._names_of_loaded:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fsd.meta.database import Tx
-from fsd.meta.sql import MAX
+from fsd.meta.sql import MAX, chunks, in_list
 from fsd.model.errors import LeaseHeld, LeaseLost
 from fsd.model.names import show
 from fsd.model.ops import (
@@ -37,6 +37,7 @@ from fsd.wire.messages import LeaseSeen
 WRITER: Final = "writer"
 LOCK: Final = "lock"
 COLUMNS: Final = "fence, kind, ino, path, session, host, place, since, expires, ended"
+PARENTS: Final = f"SELECT ino, parent FROM dentry WHERE fs=? AND ino IN {{}} AND died={MAX}"
 PARENT: Final = f"SELECT parent FROM inode WHERE fs=? AND ino=? AND died={MAX}"
 LEASES: Final = f"SELECT {COLUMNS} FROM lease WHERE fs=? ORDER BY fence"
 
@@ -108,10 +109,24 @@ def held_by_other(lease: Lease) -> LeaseHeld:
 class Guard:
     """What the leases `held`, all of others, forbid in one commit. One thread, one commit."""
 
-    def __init__(self, view: View, held: Sequence[Lease]) -> None:
-        self._view = view
+    def __init__(self, tx: Tx, fs: int, view: View, held: Sequence[Lease]) -> None:
+        self._tx, self._fs, self._view = tx, fs, view
         self._tops = {lease.ino: lease for lease in held}
         self._known: dict[int, Lease | None] = {}
+        self._parents: dict[int, set[int]] = {}
+
+    def prefetch(self, rules: Rules, ops: Sequence[Op]) -> None:
+        """Load in which directories the files of `ops` have names, in a few queries."""
+        inos = {rules.real(op.ino) for op in ops if isinstance(op, Content | Setattr | Setxattr | Link)}
+        for some in chunks(sorted(inos - self._parents.keys())):
+            marks, values = in_list(some)
+            self._parents.update((ino, set()) for ino in some)
+            for ino, parent in self._tx.all(PARENTS.format(marks), (self._fs, *values)):
+                self._parents[ino].add(parent)
+
+    def directories_of(self, ino: int) -> set[int]:
+        """Where a file has names, those it lost in this commit among them: it lost none under a lease."""
+        return self._parents.get(ino, set()) | self._view.placed_in(ino)
 
     def over(self, ino: int) -> Lease | None:
         """The lease on the directory `ino` or on one above it."""
@@ -131,7 +146,7 @@ class Guard:
 
     def forbids(self, rules: Rules, op: Op) -> Lease | None:
         """The lease that `op` would break."""
-        for directory in _directories(rules, op):
+        for directory in self._directories(rules, op):
             found = self.over(directory)
             if found is not None:
                 return found
@@ -145,25 +160,24 @@ class Guard:
         if found is not None:
             raise held_by_other(found)
 
-
-def _directories(rules: Rules, op: Op) -> Iterator[int]:
-    """The directories in which `op` changes something, as things are now: below them names or inodes."""
-    ino = rules.real(op.ino)
-    node = rules.view.node(ino)
-    if node is not None and node.is_dir:
-        yield ino
-    elif isinstance(op, Content | Setattr | Setxattr | Link) and node is not None:
-        yield from {name.parent for name in rules.view.names_of(ino)}
-    elif isinstance(op, Content):  # it would come back where it was, or into the lost-and-found
-        gone = rules.view.gone(ino)
-        yield gone.parent if gone is not None else rules.home_dir().ino
-    if isinstance(op, Create | Link | Unlink | Rmdir | Rename):
-        yield from _named(rules, rules.real(op.parent), op.name, ino)
-    if isinstance(op, Rename):
-        over = rules.real(op.over)
-        yield from _named(rules, rules.real(op.new_parent), op.new_name, over)
-        if over and rules.directory(over) is not None:
-            yield over
+    def _directories(self, rules: Rules, op: Op) -> Iterator[int]:
+        """The directories in which `op` changes something, as things are now: below them names or inodes."""
+        ino = rules.real(op.ino)
+        node = rules.view.node(ino)
+        if node is not None and node.is_dir:
+            yield ino
+        elif isinstance(op, Content | Setattr | Setxattr | Link) and node is not None:
+            yield from self.directories_of(ino)
+        elif isinstance(op, Content):  # it would come back where it was, or into the lost-and-found
+            gone = rules.view.gone(ino)
+            yield gone.parent if gone is not None else rules.home_dir().ino
+        if isinstance(op, Create | Link | Unlink | Rmdir | Rename):
+            yield from _named(rules, rules.real(op.parent), op.name, ino)
+        if isinstance(op, Rename):
+            over = rules.real(op.over)
+            yield from _named(rules, rules.real(op.new_parent), op.new_name, over)
+            if over and rules.directory(over) is not None:
+                yield over
 
 
 def _named(rules: Rules, parent: int, name: bytes, ino: int) -> Iterator[int]:
@@ -183,7 +197,7 @@ def guard_of(tx: Tx, fs: int, view: View, writers: int, session: int, fence: int
     if fence:
         check_own(leases, session, fence)
     others = [one for one in leases if one.session != session and one.binds(now)]
-    return Guard(view, others) if others else None
+    return Guard(tx, fs, view, others) if others else None
 
 
 def check_own(leases: Sequence[Lease], session: int, fence: int) -> Lease:

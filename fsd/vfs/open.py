@@ -122,9 +122,10 @@ def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, left: 
         core.refused = count_refused(options.state_dir)
         _find_root(core, remote)
         if options.exclusive and left.held is not None:
-            core.session, core.ticket = left.held.session, left.held.ticket  # the lease passes on
+            # The lease passes on.
+            core.session, core.ticket, core.acked = left.held.session, left.held.ticket, left.held.next_op
         started: SessionStart = remote.start_session(session_info(core))
-        core.session, core.ticket, core.fence = started.session, started.ticket, started.fence
+        core.session, core.ticket, core.fence, core.acked = started.session, started.ticket, started.fence, 1
         if not options.exclusive:
             give_up(remote, left.held)
         if not options.read_only:

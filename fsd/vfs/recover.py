@@ -76,6 +76,7 @@ class Held(NamedTuple):
 
     session: int
     ticket: bytes
+    next_op: int  # on the wire
     fence: int
 
 
@@ -113,7 +114,8 @@ class Recovery:
             if self.shared:
                 replay.state = replay.state._replace(fence=0)
             if replay.state.fence:
-                self.held = Held(replay.state.session, replay.state.ticket, replay.state.fence)
+                state = replay.state
+                self.held = Held(state.session, state.ticket, replay.acked - state.shift, state.fence)
             if not replay.ops and not any(p.changes for p in replay.files.values()):
                 return report, log.retire()
             log.cut_tails()
@@ -154,7 +156,8 @@ class Recovery:
             driver.until(volume.barrier())
         report.conflicts, report.refused = volume.core.conflicts, volume.core.refused
         if self.held is not None:
-            self.held = Held(volume.core.session, volume.core.ticket, volume.core.fence)
+            core = volume.core
+            self.held = Held(core.session, core.ticket, core.acked - core.shift, core.fence)
         if len(volume.core.queue) or volume.core.dirty:
             left = volume.pending()
             raise NotDrained(f"{left.operations} operations, {left.files} files left: {left.reason}")

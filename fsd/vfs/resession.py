@@ -30,7 +30,7 @@ def session_info(core: Core) -> SessionInfo:
     options = core.options
     exclusive = None
     if core.fence if core.recovering else options.exclusive:
-        before = (core.session, core.ticket) if core.session else None
+        before = (core.session, core.ticket, core.acked - core.shift) if core.session else None
         # A recovery knows no top: it goes on with the lease that the log was written under.
         exclusive = Exclusive(core.wire.out(core.root_ino), options.lease_ttl, before)
     return SessionInfo(
@@ -55,6 +55,7 @@ def switch(core: Core, start: SessionStart) -> None:
     core.counter = 0
     head = core.queue.head()
     core.shift = (head.opno if head is not None else core.next_op) - 1
+    core.acked = max(core.acked, core.shift + 1)  # what lies below is done, or never was
     core.seq = max(core.seq, start.seq)
     core.forget = True
     core.see_leases(core.leases_told)

@@ -56,7 +56,7 @@ class Holder(Mount):
 
     def __init__(self, bench: Bench, name: str, top: int, before: Mount | None = None) -> None:
         super().__init__(bench, name)
-        gone_on = None if before is None else (before.session, before.ticket)
+        gone_on = None if before is None else (before.session, before.ticket, before.next_op)
         want = Exclusive(top, b"/t", TTL, gone_on)
         leases = bench.service.leases
         self.lease: Lease = bench.service.db.write(
@@ -247,9 +247,13 @@ def test_it_stays_with_the_copy_that_commits_first(bench: Bench, tree: Tree) -> 
     first = Holder(bench, "A", tree.top)
     copy = bench.mount("copy")
     copy.session, copy.ticket, copy.fence = first.session, first.ticket, first.fence
+    copy.next_op = first.next_op
     first.write(tree.file, b"first", tree.seq)
     first.commit()
     with pytest.raises(LeaseHeld):  # the copy goes on in a session of its own, which has no lease
+        Holder(bench, "copy", tree.top, before=copy)
+    copy.ticket = first.ticket  # it was told, with what both had done: it still lacks what the first did
+    with pytest.raises(LeaseHeld):
         Holder(bench, "copy", tree.top, before=copy)
     first.setattr(tree.file, mode=0o600)
     assert not first.commit()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.bench import Bench
 
+from fsd.meta.sql import in_list
 from fsd.service import conflicts, writers
 
 _NAME = "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)"
@@ -26,6 +27,10 @@ PLANS = {
         ["SEARCH conflict USING INDEX conflict_seq (fs=?)", f"{_NAME} LEFT-JOIN"],
     ),
     "count": (conflicts.COUNT, ["SEARCH conflict USING COVERING INDEX conflict_seq (fs=?)"]),
+    "parents": (
+        writers.PARENTS.format(in_list([1, 2])[0]),
+        ["SEARCH dentry USING COVERING INDEX dentry_ino (fs=? AND ino=?)"],
+    ),
     "named": (conflicts.NAMED, ["SEARCH dentry USING COVERING INDEX dentry_ino (fs=? AND ino=?)"]),
 }
 
