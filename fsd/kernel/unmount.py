@@ -231,6 +231,7 @@ def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
         row["state"] = record.state if record and directory.home(record).alive(mount_id) else "dead"
         if record:
             row |= {"pid": record.pid, "state_dir": record.state_dir, "remote_path": record.remote_path}
+            row["shown"] = record.shown or None  # a retained state, as in a query string
         found.append(row)
     for mount_id, record in records.items():
         if mount_id not in listed and directory.home(record).alive(mount_id):

@@ -94,6 +94,9 @@ def test_a_checkpoint_shows_its_moment(box: Sandbox, at: Any) -> None:
         assert told.value.errno == errno.EROFS
     status = box.json("status", str(place))
     assert status["shown_state"]["fs_seq"] == made["fs_seq"]
+    listed = {one["mount_path"]: one["shown"] for one in box.json("mounts")["mounts"]}
+    assert listed[str(top)] is None
+    assert listed[str(place)] == f"checkpoint={made['checkpoint_id']}"
     assert box.json("status", str(top))["checkpoint"]["last"]["checkpoint_id"] == made["checkpoint_id"]
 
 
