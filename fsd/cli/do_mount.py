@@ -248,11 +248,18 @@ def status(context: Context, args: SimpleNamespace) -> Document:
 def mounts(context: Context, args: SimpleNamespace) -> Document:
     if args.all:
         from fsd.cli.do_control import control
+        from fsd.client.http import Http
+        from fsd.client.leases import Leases
 
         identity = context.data()
         found = list(control(context, identity).sessions(identity.file_system_id))
+        held = Leases(Http(identity, context.host)).held()
         shown = ("session", "host", "path", "started_at", "last_seen_at", "ended")
-        return Document({"sessions": found}, text=columns(shown, "sessions"))
+        sessions, leases = columns(shown, "sessions"), columns(("kind", "path", "host", "since"), "leases")
+        return Document(
+            {"sessions": found, "leases": held},
+            text=lambda v: sessions(v) + (leases(v) if v["leases"] else ""),
+        )
     from fsd.kernel import unmount as ways
 
     rows = ways.mounts(local.runtime(context))

@@ -108,7 +108,7 @@ FIELDS: Final = {
     "wait-exit": "status exit " + _LEFT,
     "status": "pid supervisor_pid restarts mount_session_id file_system_id state fs_seq pending{}"
     " oldest_pending_s conflicts cache{} server{} previous_session{} mount_path and more",
-    "mounts": "mounts[]? sessions[]?",
+    "mounts": "mounts[]? sessions[]? leases[]?",
     "conflicts": "path conflicts[]",
     "journal create": "file_system_id journal_id kind title actor labels[] next_seq genesis_hash head_hash"
     " created_at updated_at",

@@ -429,22 +429,31 @@ class Daemon:
         return True
 
     async def _keep_lease(self) -> None:
-        """Renew the writer lease three times in its life; a commit's answer may tell of its loss before."""
+        """Renew the writer lease, three times in its life; a commit's answer may tell of its loss before. A
+        try that hangs is given up when the next one is due."""
         assert self.machine is not None
-        volume = self.machine.volume
+        volume, pace = self.machine.volume, self.options.lease_ttl / 3
+        due = trio.current_time() + pace
         while volume.core.fenced is None:
-            await trio.sleep(self.options.lease_ttl / 3)
-            session, fence = volume.session, volume.core.fence
-            renew = partial(self.remote.renew_lease, session, fence, self.options.lease_ttl)
-            try:
-                now = await trio.to_thread.run_sync(renew, abandon_on_cancel=True)
-            except LeaseLost as exc:
-                log.error("%s; this mount is read-only now, and keeps what it has not sent", exc)
-                await self.call(partial(volume.lease_lost, session, exc))
-            except FsdError as exc:
-                log.warning("the writer lease was not renewed: %s", exc)
-            else:
-                await self.call(partial(volume.lease_kept, session, now))
+            await trio.sleep_until(due)
+            due = max(due, trio.current_time()) + pace
+            with trio.move_on_at(due) as scope:
+                await self._renew_lease(volume)
+            if scope.cancelled_caught:
+                log.warning("the writer lease was not renewed: no answer within %.1f s", pace)
+
+    async def _renew_lease(self, volume: Volume) -> None:
+        session, fence = volume.session, volume.core.fence
+        renew = partial(self.remote.renew_lease, session, fence, self.options.lease_ttl)
+        try:
+            now = await trio.to_thread.run_sync(renew, abandon_on_cancel=True)
+        except LeaseLost as exc:
+            log.error("%s; this mount is read-only now, and keeps what it has not sent", exc)
+            await self.call(partial(volume.lease_lost, session, exc))
+        except FsdError as exc:
+            log.warning("the writer lease was not renewed: %s", exc)
+        else:
+            await self.call(partial(volume.lease_kept, session, now))
 
     def _broke(self, error: BaseException) -> None:
         """FUSE thread: its loop ended by an error. Nothing can be flushed without it; the supervisor's next

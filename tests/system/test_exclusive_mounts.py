@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxy import FaultProxy
+from support.proxy import BLACK_HOLE, FaultProxy
 from support.sandbox import Sandbox, alive, short_dir  # noqa: F401
 from support.server import Server, TestFs
 from support.wait import wait_for
@@ -72,6 +72,9 @@ def test_it_binds_commands_and_other_mounts_until_it_is_unmounted(
     third = boxes("c", shared_fs, "--exclusive")
     assert refused(third, "mount", str(third.mountpoint), "--state-dir", str(third.state), *third.options)
     assert holder.status()["exclusive"]["state"] == "held"
+    assert [(one["kind"], one["path"]) for one in other.json("mounts", "--all")["leases"]] == [
+        ("writer", "/t")
+    ]
     assert holder.unmount()["status"] == "unmounted"
     wait_for(lambda: not other.status()["leases"], 5, "the other mount to hear of the end")
     assert (other.mountpoint / "t" / "f").read_text() == "of the holder"
@@ -214,6 +217,19 @@ def test_cut_off_for_long_and_nobody_came_it_goes_on(server: Server, boxes: Call
         wait_for(lambda: holder.status()["exclusive"]["fence"] > before, 20, "it to be taken again")
         assert holder.drain()["status"] == "drained"
         assert holder.status()["conflicts"] == 0
+
+
+def test_a_renewal_that_hangs_does_not_cost_the_lease(server: Server, boxes: Callable[..., Sandbox]) -> None:
+    fs = server.create()
+    with FaultProxy(server.url) as proxy:
+        holder = boxes("a", fs, "--exclusive", "--lease-time", "3s", endpoint=proxy.url)
+        holder.mount()
+        told = holder.status()["exclusive"]
+        proxy.next(BLACK_HOLE, lambda request: request.path.endswith("/renew"))
+        wait_for(lambda: not proxy.pending(), 20, "a renewal to hang")
+        wait_for(lambda: proxy.count("leases") >= 3, 20, "the next ones")
+        assert fs.ask("GET", "/leases").json["leases"][0]["fence"] == told["fence"]
+        assert holder.status()["exclusive"] == told  # it never expired
 
 
 def test_the_server_killed_while_a_lease_is_taken(tmp_path: Path, boxes: Callable[..., Sandbox]) -> None:
