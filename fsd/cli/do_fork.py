@@ -1,7 +1,7 @@
 """Handlers of forks, merges and layers.
 
-A layer is a fork with an id of its caller's choice, kept beside it. Layers are found among the forks of the
-filesystem the identity is for, and the forks of those.
+A layer is a fork; `create-layer` keeps an id of its caller's choice beside it. They are looked for among the
+forks of the filesystem the identity is for, and the forks of those.
 """
 
 from __future__ import annotations
@@ -114,7 +114,12 @@ def _make(
 
 
 def _layers(forks: Forks) -> list[JsonObject]:
-    return [one for one in forks.below() if one["layer"] is not None]
+    """Every fork: one that `fsd fork` made is a layer under its own id."""
+    found = forks.below()
+    for one in found:
+        plain: JsonObject = {"id": None, "name": one["display_name"] or None, "tags": [], "actor_id": None}
+        one["layer"] = one["layer"] or plain
+    return found
 
 
 def _id_of(one: JsonObject) -> str:

@@ -10,10 +10,11 @@ import pytest
 from support.bench import Bench
 
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import Busy, Conflict, ForkCopying, NotFound
+from fsd.model.errors import Busy, Conflict, ForkCopying, LeaseHeld, NotFound
 from fsd.model.limits import BLOCK, FEED_TOLD_MAX, FORK_ALIASES_MAX
-from fsd.service.access import FsRef
+from fsd.service.access import ADMIN_GRANT, FsRef
 from fsd.service.audit import audit
+from fsd.service.leases import Exclusive
 from fsd.service.merge import CONFLICTS, MERGED, NOTHING, UNDO, Wish
 from fsd.service.native import Ask
 
@@ -355,6 +356,23 @@ def test_a_large_merge_tells_readers_to_start_over(bench: Bench, monkeypatch: py
     assert merge(bench, origin, child)["applied"] == 120
     assert bench.service.feed.read(origin, head).reset
     on(bench, origin)
+
+
+def test_a_merge_waits_for_whoever_has_the_parent_to_himself(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    fill(bench, 2)
+    child = fork(bench)
+    mount = on(bench, child).mount("fork")
+    mount.file(ROOT_INO, b"new", b"n")
+    mount.commit()
+    alone = on(bench, origin).mount("alone")
+    want = Exclusive(ROOT_INO, b"/", 60.0)
+    lease = service.db.write(lambda tx: service.leases.take(tx, origin, alone.session, "host", "/mnt", want))
+    with pytest.raises(LeaseHeld) as refused:
+        merge(bench, origin, child)
+    assert refused.value.exit_code == 7
+    service.leases.release(origin, lease.fence, ADMIN_GRANT)
+    assert merge(bench, origin, child)["status"] == MERGED
 
 
 def test_rolling_a_fork_back(bench: Bench) -> None:

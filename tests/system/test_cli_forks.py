@@ -111,6 +111,11 @@ def test_on_the_command_line(shared_server: Server, tmp_path: Path) -> None:
     admin = {"FSD_ADMIN_KEY": shared_server.admin_key, "FSD_ENDPOINT": shared_server.url}
     again = inside("merge", made["file_system_id"], env=admin)
     assert again.code == 0 and again.json["status"] == "nothing"
+    listed = inside("fs", "list-layers", env=env).json["layers"]
+    assert [(one["layer_id"], one["name"]) for one in listed] == [(made["file_system_id"], "try")]
+    gone = inside("fs", "delete-layer", "--layer-ref", made["file_system_id"], env=env)
+    assert gone.code == 0, gone.err
+    assert inside("ls", "/", env=theirs).code == 5
 
 
 def test_layers_by_their_long_names(shared_server: Server, tmp_path: Path) -> None:
