@@ -192,6 +192,7 @@ CONFLICTS_MAX: Final = 100_000  # remembered of a filesystem; then the oldest ar
 FORK_CHUNK: Final = 2000  # rows copied in one transaction
 FORK_STEP: Final = 0.2  # seconds one round of the background copies
 FORK_WAIT: Final = 20.0  # a write to a fork waits so long for its copy, then is told to come again
+FORK_WAITERS_MAX: Final = 8  # requests of one server that wait so; more are told at once
 FORK_LEASE: Final = 2.0  # after so long without a chunk another process goes on; it saves work, no more
 FORK_ALIASES_MAX: Final = 16  # forks of forks none of which is copied yet
 FORK_CHAIN_MAX: Final = 1000  # origins shown, and forks taken along by a deletion

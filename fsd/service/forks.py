@@ -12,6 +12,7 @@ Locks are taken in order of filesystem number: an origin is always older than it
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,7 +20,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Busy, Conflict, ForkCopying, NotFound
-from fsd.model.limits import FORK_ALIASES_MAX, FORK_CHAIN_MAX, FORK_LEASE, FORK_STEP, FORK_WAIT, LIST_PAGE_MAX
+from fsd.model.limits import (
+    FORK_ALIASES_MAX,
+    FORK_CHAIN_MAX,
+    FORK_LEASE,
+    FORK_STEP,
+    FORK_WAIT,
+    FORK_WAITERS_MAX,
+    LIST_PAGE_MAX,
+)
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins
 from fsd.service.access import FsRef, hold, no_file_system
@@ -60,6 +69,7 @@ class Forks:
     def __init__(self, db: Database, packs: Packs, tokens: Tokens, host: Host) -> None:
         self._db, self._packs, self._tokens, self._host = db, packs, tokens, host
         self._me = host.token_bytes(8).hex()
+        self._waiters = threading.BoundedSemaphore(FORK_WAITERS_MAX)
 
     # -- making and showing --------------------------------------------------------------------------
 
@@ -279,11 +289,17 @@ class Forks:
                 time.sleep(_PAUSE)
 
     def when_copied(self, fs: FsRef, call: Callable[[], T]) -> T:
-        """`call()`, and again after the copy where it finds that the fork is not copied yet."""
+        """`call()`, and again after the copy where it finds that the fork is not copied yet. Who waits holds
+        a thread of the server, so only a few may."""
         try:
             return call()
         except ForkCopying:
+            if not self._waiters.acquire(blocking=False):
+                raise
+        try:
             self.finish(fs)
+        finally:
+            self._waiters.release()
         return call()
 
     def _chunk(self, fs: int) -> str:

@@ -11,7 +11,7 @@ from support.bench import Bench
 
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import Busy, Conflict, ForkCopying, LeaseHeld, NotFound
-from fsd.model.limits import BLOCK, FEED_TOLD_MAX, FORK_ALIASES_MAX
+from fsd.model.limits import BLOCK, FEED_TOLD_MAX, FORK_ALIASES_MAX, FORK_WAITERS_MAX
 from fsd.service.access import ADMIN_GRANT, FsRef
 from fsd.service.audit import audit
 from fsd.service.leases import Exclusive
@@ -204,6 +204,21 @@ def test_a_write_waits_for_the_copy_somebody_else_makes(
     forks._me = me
     thread.join(20)
     assert done
+
+
+def test_only_a_few_requests_wait_for_copies(bench: Bench) -> None:
+    fill(bench, 3)
+    child = fork(bench)
+    forks = bench.service.forks
+    for _ in range(FORK_WAITERS_MAX):
+        assert forks._waiters.acquire(blocking=False)
+    mount = on(bench, child).mount("w")
+    mount.file(ROOT_INO, b"w", b"w")
+    with pytest.raises(ForkCopying):
+        mount.commit()
+    for _ in range(FORK_WAITERS_MAX):
+        forks._waiters.release()
+    assert mount.commit() == []
 
 
 def test_a_merge_is_one_commit_and_can_be_undone(bench: Bench) -> None:
