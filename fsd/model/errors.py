@@ -223,7 +223,7 @@ class LeaseHeld(Busy):
 
     code = "lease_held"
     errno = _errno.EROFS
-    default_hint = "wait until it is released or has expired (`--wait`), or stop the holder"
+    default_hint = "wait until it is released or has expired, or stop the holder"
 
 
 class LeaseLost(FsdError):
