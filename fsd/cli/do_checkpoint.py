@@ -175,11 +175,12 @@ def restore(context: Context, args: SimpleNamespace) -> Document:
 
 
 def _restored_text(value: Any) -> str:
+    changes = f"{value['changes']} change{'' if value['changes'] == 1 else 's'}"
     if value.get("dry_run"):
-        return f"{value['changes']} changes\n"
+        return f"{changes}\n"
     undo = value["undo_checkpoint_id"]
     back = f"; what it was before: {undo}" if undo else ""
-    return f"commit {value['fs_seq']}, {value['changes']} changes{back}\n"
+    return f"commit {value['fs_seq']}, {changes}{back}\n"
 
 
 def _state_and_path(args: SimpleNamespace) -> tuple[dict[str, str], str | None]:
@@ -284,4 +285,8 @@ def prune(context: Context, args: SimpleNamespace) -> Document:
             context.confirm(f"Delete {len(planned['deleted'])} checkpoints?", needs_yes=True)
     done = api.prune(args.keep, named=args.named, dry_run=bool(args.dry_run))
     done.pop("more", None)
-    return Document(done, text=lambda v: "".join(f"{one}\n" for one in v["deleted"]))
+    return Document(done, text=_pruned_text)
+
+
+def _pruned_text(value: Any) -> str:
+    return "".join(f"{one}\n" for one in value["deleted"]) or f"nothing to delete, {value['kept']} kept\n"

@@ -9,7 +9,7 @@ import textwrap
 
 from fsd.cli.table import Command, Flag, Table, Words
 
-GROUPS = ("Server and filesystems", "Files", "Mounts", "Checkpoints", "Journals", "Other", "Later")
+GROUPS = ("Server and filesystems", "Files", "Mounts", "Checkpoints", "Forks", "Journals", "Other", "Later")
 
 
 def program(table: Table) -> str:

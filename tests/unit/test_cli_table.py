@@ -15,7 +15,7 @@ import pytest
 from support.cli import TOKEN, inside
 
 import fsd
-from fsd.cli import page, table
+from fsd.cli import helptext, page, table
 from fsd.cli.fields import FIELDS
 from fsd.cli.table import Command
 
@@ -216,6 +216,16 @@ def test_the_example_of_a_row_parses(row: Command) -> None:
 def test_the_page_of_commands_is_the_tables() -> None:
     written = (ROOT / "docs" / "commands.md").read_text()
     assert written == page.page(ROWS), "run: python -m fsd.cli.page > docs/commands.md"
+
+
+def test_the_help_and_the_page_list_every_command() -> None:
+    help_text, written = helptext.program(ROWS), page.page(ROWS)
+    for row in ROWS.rows:
+        if row.refuse:
+            continue
+        if row.short:
+            assert f"  {' '.join(row.short)} " in help_text, row.name
+        assert f"`fsd {row.name}`" in written, row.name
 
 
 def test_every_document_has_its_fields_documented() -> None:
