@@ -69,7 +69,8 @@ A variable of ours that is set and not empty wins over `TI_*`; a flag wins over 
 
 What cannot be undone, or replaces everything, asks on a terminal and needs `--yes` elsewhere: deleting a
 filesystem, a layer or checkpoints, restoring a whole tree, dropping what a mount had not sent. `rm -r`,
-`token delete` and `token rotate` ask on a terminal only. Long spellings never ask, as the scripts they are for expect.
+`token delete` and `token rotate` ask on a terminal only. Long spellings never ask, as the scripts
+they are for expect.
 """
 
 

@@ -165,8 +165,8 @@ def check_place(place: Path, outside: dict[str, Path], *, covered: bool = False)
         raise UsageError(f"the mount point {place} is not a directory", hint="give a directory")
     if names:
         raise UsageError(
-            f"the mount point {place} is not empty: a mount would hide {len(names)} entries "
-            f"(the first is {names[0]!r})",
+            f"the mount point {place} is not empty: a mount would hide what is in it "
+            f"({len(names)}: {names[0]!r}{', …' if len(names) > 1 else ''})",
             hint="use an empty directory",
         )
     if not os.access(place, os.W_OK) and os.geteuid() != 0:
