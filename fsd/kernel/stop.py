@@ -44,6 +44,21 @@ async def quiet(text: str) -> None:
     log.info("%s", text)
 
 
+def _while_heard(tell: Tell) -> Tell:
+    """`tell` until the command it tells goes away (Ctrl-C); nothing from then on."""
+    gone = False
+
+    async def maybe(text: str) -> None:
+        nonlocal gone
+        if not gone:
+            try:
+                await tell(text)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                gone = True
+
+    return maybe
+
+
 def sizes(pending: Pending | None) -> dict[str, int]:
     if pending is None:
         return dict(NOTHING)
@@ -207,7 +222,8 @@ class Stopper:
             raise
         await self._session_over(lazy)
         left = None if within is None else max(1.0, within - (trio.current_time() - began))
-        rest = await self.drain(left, tell)
+        # It is unmounted: whoever asked may have gone, the rest is sent and the daemon ends all the same.
+        rest = await self.drain(left, _while_heard(tell))
         took = trio.current_time() - began
         answer = Drained(rest.error, first.before, rest.left, took).answer("unmounted")
         answer["mount_path"] = str(self._daemon.place)

@@ -20,6 +20,7 @@ from support.wait import wait_for
 
 from fsd.host.seam import Host
 from fsd.kernel import beneath, runtime, unmount
+from fsd.kernel.control_client import connect
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.kernel.supervisor import RESTARTS_MAX
 from fsd.model.errors import Busy, NotDrained, NotFound
@@ -447,6 +448,19 @@ def test_what_the_server_refused_is_never_called_drained(tiny: Tiny) -> None:
     assert not tiny.listed()
     with pytest.raises(NotDrained):
         unmount.wait_exit(tiny.place, tiny.directory, 5, say, Host())
+
+
+def test_a_command_that_goes_away_does_not_take_the_unmount_back(tiny: Tiny) -> None:
+    """Ctrl-C while `fsd unmount` sends the rest: the daemon ends all the same, and the next mount can begin."""
+    assert tiny.start("stuck").returncode == 0
+    asked = {"verb": "unmount", "args": {"timeout": 0.5, "lazy": False}}
+    with connect(Path(tiny.record().socket)) as sock, sock.makefile("rb") as lines:
+        sock.sendall(json.dumps(asked).encode() + b"\n")
+        assert b"progress" in lines.readline()
+    wait_for(lambda: not tiny.listed(), 10, "the unmount")
+    with pytest.raises(NotDrained):
+        unmount.wait_exit(tiny.place, tiny.directory, 15, say, Host())
+    assert not tiny.alive()
 
 
 class TestPlaces:

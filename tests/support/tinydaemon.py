@@ -2,7 +2,8 @@
 
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
 BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the
-watchdog's patience, `refused` is one operation the server would not take. Exits as the command would.
+watchdog's patience, `refused` is one operation the server would not take, `stuck` one that never gets there.
+Exits as the command would.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def tiny(*args: Any) -> Any:
         fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
     made = TinyVolume()
     made.refused = int("refused" in sys.argv)
+    made.stuck = int("stuck" in sys.argv)
     return made
 
 

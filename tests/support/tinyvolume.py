@@ -51,6 +51,7 @@ class TinyVolume:
     session = 1
     feed_seq = 0
     refused = 0  # operations the server would not take
+    stuck = 0  # operations that never get there
 
     def __init__(self) -> None:
         self.nodes = {7: TinyInode(7, 0o40755, 0, 0, 7)}
@@ -231,7 +232,8 @@ class TinyVolume:
 
     def barrier(self) -> Want:
         want = Want("barrier")
-        want.end()
+        if not self.stuck:
+            want.end()
         return want
 
     def feed_silent(self, silent: bool) -> None:
@@ -241,7 +243,7 @@ class TinyVolume:
         return {"tiny": True, "refused": self.refused}
 
     def pending(self) -> Pending:
-        return Pending(self.refused, 0, 0, 0.0, b"", "")
+        return Pending(self.refused + self.stuck, 0, 0, 0.0, b"", "")
 
     def close(self) -> None:
         self.handles.clear()
