@@ -23,7 +23,7 @@ from fsd.vfs.records import Base, Flown, Reserved, packb
 
 JOBS_MAX: Final = 3  # build jobs out at once: loads must not queue behind a big flush
 JOB_BYTES: Final = 8 * MIB
-INLINE_BUDGET: Final = 16 * MIB  # blob bytes kept in memory until their commit
+INLINE_BUDGET: Final = 8 * MIB  # blob bytes kept in memory until their commit
 RETRY_FIRST: Final = 0.2
 # A block list this long is logged once a segment, not whenever a clean file is changed: 10 GiB have 460 KB.
 LONG_LIST: Final = 64
