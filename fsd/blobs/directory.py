@@ -12,6 +12,7 @@ from fsd.blobs.store import Listed, check_key
 from fsd.host.files import fsync_dir, make_dirs_durable, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
+from fsd.model.space import Space
 
 _SCRATCH: Final = ".unfinished"
 _ENTERED_MAX: Final = 65_536  # one a filesystem; past it all are synced once more
@@ -124,6 +125,13 @@ class DirectoryStore:
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise self._failed(exc) from exc
+
+    def space(self) -> Space:
+        try:
+            disk = os.statvfs(self._root)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        return Space(disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)

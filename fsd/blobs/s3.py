@@ -141,6 +141,9 @@ class S3Store:
     def tidy(self, above: str) -> None:
         """A bucket has no directories."""
 
+    def space(self) -> None:
+        """A bucket tells no limit."""
+
     def _key(self, key: str) -> str:
         return self._prefix + check_key(key)
 

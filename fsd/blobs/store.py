@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from fsd.model.errors import UsageError
+from fsd.model.space import Space
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 KEY_MAX: Final = 512
@@ -51,6 +52,10 @@ class BlobStore(Protocol):
 
     def tidy(self, above: str) -> None:
         """Remove the empty directory `above` (`name/name`), where there are directories; others stay."""
+        ...
+
+    def space(self) -> Space | None:
+        """The room for objects now, None where nobody says. Cheap: asked for with each page of the feed."""
         ...
 
 

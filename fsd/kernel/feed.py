@@ -85,7 +85,7 @@ class Feed:
                 self._newest_ask = max(self._newest_ask, ask.id)
                 if self.asked is not None:
                     self.asked(ask)
-            if page.changes or page.reset or page.head > volume.feed_seq or volume.leases_moved(page):
+            if page.changes or page.reset or page.head > volume.feed_seq or volume.told_more(page):
                 self._have_applied(page)
             if self._silent:
                 self._silent = False

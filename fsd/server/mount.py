@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fsd.meta.database import Tx
-from fsd.model.errors import TooLarge, UsageError
+from fsd.model.errors import TooLarge, Unavailable, UsageError
 from fsd.model.limits import (
     BLOBS_GET_BYTES,
     BLOBS_GET_MAX,
@@ -28,6 +28,7 @@ from fsd.model.limits import (
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
 )
+from fsd.model.space import Space
 from fsd.model.times import rfc3339
 from fsd.server.context import (
     Context,
@@ -222,7 +223,7 @@ async def changes(request: Request) -> Response:
         ctx.authenticate(request)
         page = ctx.service.feed.read(fs, after, root)
         asks = ctx.service.barriers.asks(fs, session, asked) if session and told else ()
-        return page._replace(asks=asks) if asks else page
+        return page._replace(asks=asks, space=_space(ctx))
 
     try:
         if session:
@@ -254,6 +255,14 @@ async def answer_barrier(request: Request) -> Response:
     await ctx.run(lambda: ctx.service.barriers.answer(fs, int(number), ask, answer))
     ctx.waiters.wake(("barriers", fs.id))
     return json_response({"ask": ask, "status": "ok"})
+
+
+def _space(ctx: Context) -> Space | None:
+    """A store that is away keeps nobody from the feed: the mount goes on with what it knows."""
+    try:
+        return ctx.service.store.space()
+    except Unavailable:
+        return None
 
 
 def _started(made: SessionStart) -> dict[str, Any]:

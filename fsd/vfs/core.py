@@ -15,6 +15,7 @@ from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import FsdError, LeaseLost, NoSpace
 from fsd.model.limits import BLOCK, MIB
+from fsd.model.space import NOMINAL
 from fsd.vfs.blocklists import BlockLists
 from fsd.vfs.content import Flight
 from fsd.vfs.log import DROP, STATE, Log, SyncJob, segment_of
@@ -90,6 +91,7 @@ class Core:
         self.leases_told: tuple[LeaseSeen, ...] = ()
         self.leased = ""
         self.guarded = False  # some of this: changes are looked at before they are made
+        self.space = NOMINAL  # the server's room, as the change feed tells it
         self.recovering = False
         # Recovering after a power cut: the newest operation in the log, whose tail may be lost. Else 0.
         self.lost_after = 0

@@ -20,6 +20,7 @@ class Feed:
         core.seq = max(core.seq, page.head)
         if page.leases != core.leases_told:
             core.see_leases(page.leases)
+        core.space = page.space or core.space
         if page.reset:
             core.feed_seq = page.head
             return self.forget_everything(page.head)

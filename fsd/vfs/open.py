@@ -129,8 +129,10 @@ def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, left: 
         if not options.exclusive:
             give_up(remote, left.held)
         if not options.read_only:
-            # Who else is exclusive here: known before the first call, not some milliseconds later.
-            core.see_leases(remote.changes(core.feed_seq, core.session, 0.0, core.root_ino).leases)
+            # Who else is exclusive here, what room there is: known before the first call, not a little later.
+            page = remote.changes(core.feed_seq, core.session, 0.0, core.root_ino)
+            core.see_leases(page.leases)
+            core.space = page.space or core.space
         core.log.rotate(core.state())
         core.log.sync()
     except BaseException:

@@ -176,9 +176,9 @@ class Volume(FileCalls):
         self.core.down = False
         self.loader.watching(silent)
 
-    def leases_moved(self, page: FeedPage) -> bool:
-        """Whether `page` tells other writer leases than the last one applied. Any thread."""
-        return page.leases != self.core.leases_told
+    def told_more(self, page: FeedPage) -> bool:
+        """Whether `page` tells other writer leases or another room than the last one applied. Any thread."""
+        return page.leases != self.core.leases_told or page.space not in (None, self.core.space)
 
     # the writer lease --------------------------------------------------------------------------------
     def lease_kept(self, session: int, fence: int) -> None:

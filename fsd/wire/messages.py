@@ -14,6 +14,7 @@ from fsd.model.attrs import Attr, Entry
 from fsd.model.errors import DamagedBody, TooLarge, Unavailable, UsageError
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
 from fsd.model.ops import Op, Outcome, decode_all, encode_all
+from fsd.model.space import Space
 from fsd.wire.frame import Blob, pack_pieces, unpack
 
 PROTOCOL: Final = 1
@@ -247,17 +248,20 @@ class BarrierAsk(NamedTuple):
 class FeedPage(NamedTuple):
     """`head` is the filesystem's seq when read. `reset`: the reader is too far behind; it forgets what it
     knows and continues from `head`. `leases`: the writer leases that bind now, all of them. `asks`: barriers
-    the reader's session is asked for and has not answered, those it has not seen (its `asked`)."""
+    the reader's session is asked for and has not answered, those it has not seen (its `asked`). `space`: the
+    room the server has for bytes; None: it does not say."""
 
     head: int
     changes: tuple[Change, ...]
     reset: bool
     leases: tuple[LeaseSeen, ...] = ()
     asks: tuple[BarrierAsk, ...] = ()
+    space: Space | None = None
 
     def encode(self) -> bytes:
-        # Three fields where nobody is exclusive and nothing is asked, which is nearly always.
-        return packb(self if self.asks else self[:4] if self.leases else self[:3])
+        # What stands at the end is left out where there is nothing to say.
+        said = 6 if self.space else 5 if self.asks else 4 if self.leases else 3
+        return packb(self[:said])
 
 
 def read_feed(raw: bytes) -> FeedPage:
@@ -270,6 +274,7 @@ def read_feed(raw: bytes) -> FeedPage:
             _exact(reset, bool),
             tuple(LeaseSeen._make(lease) for lease in more[0]) if more else (),
             tuple(BarrierAsk._make(ask) for ask in more[1]) if len(more) > 1 else (),
+            Space._make(_count(one) for one in more[2]) if len(more) > 2 else None,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("a page of the change feed is no answer (cut or changed on the way)") from exc

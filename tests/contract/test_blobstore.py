@@ -49,6 +49,15 @@ def test_an_empty_object(store: BlobStore) -> None:
     assert store.get("empty", 0, 0) == b""
 
 
+def test_room_is_told_where_it_is_known(store: BlobStore) -> None:
+    store.put("packs/a", [b"x"])
+    told = store.space()
+    if isinstance(store, DirectoryStore):
+        assert told is not None and 0 < told.free <= told.total
+    else:
+        assert told is None
+
+
 def test_what_is_not_there(store: BlobStore) -> None:
     assert store.head("packs/none") is None
     with pytest.raises(NotFound):

@@ -459,3 +459,23 @@ def test_case_35_shared_mappings_and_sqlite_wal_from_two_processes(
     wait_for(lambda: (other / "db").exists(), 3, "the database on the other mount")
     copied = shutil.copytree(other, here.parent / "copied-db")
     assert shell(check, copied).split() == ["30", "ok", "wal"]
+
+
+def test_statfs_tells_the_room_of_the_server(trusted: Server, two: tuple[Sandbox, Sandbox]) -> None:
+    """`df` shows the disk under the server's objects, and follows it."""
+
+    def sizes(path: Path) -> tuple[int, int]:
+        told = os.statvfs(path)
+        return told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+
+    total, _ = sizes(trusted.data_dir)
+    for box in two:
+        assert abs(sizes(box.mountpoint)[0] - total) < 4096
+    wait_for(
+        lambda: abs(sizes(two[0].mountpoint)[1] - sizes(trusted.data_dir)[1]) < 64 << 20,
+        20,
+        "the mount to tell the free room of the server's disk",
+    )
+    told = os.statvfs(two[0].mountpoint)
+    assert 0 < told.f_favail <= told.f_files
+    assert shell('df -P "$1" | tail -1', two[0].mountpoint).endswith(f" {two[0].mountpoint}")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fsd.model.errors import DamagedBody, FsdError, IntegrityError, TooLarge, Unavailable, UsageError
 from fsd.model.limits import BLOCK
 from fsd.model.ops import LINK, Link, Outcome
+from fsd.model.space import Space
 from fsd.wire import frame, messages
 from fsd.wire.strictjson import dumps, read_written, show
 
@@ -95,6 +96,11 @@ def test_answers_and_feed_pages_come_back() -> None:
     assert messages.read_answer(answer.encode()) == answer
     page = messages.FeedPage(9, (messages.Change(9, 1, (5,), ((1, b"n"),)),), False)
     assert messages.read_feed(page.encode()) == page
+    lease = messages.LeaseSeen(4, 1, 2, "somebody", True)
+    for more in ({"leases": (lease,)}, {"asks": (messages.BarrierAsk(3, 10),)}, {"space": Space(9, 4)}):
+        assert messages.read_feed(page._replace(**more).encode()) == page._replace(**more)
+    with pytest.raises(Unavailable):
+        messages.read_feed(messages.packb((9, (), False, (), (), (9, -1))))
 
 
 @pytest.mark.parametrize(
