@@ -66,7 +66,7 @@ def _beside(results: Results) -> list[str]:
                 continue
             ratio = f" {own / value:5.2f}x" if own is not None and name != FSD and value else " " * 7
             cells.append(f"{value:9.4g} ±{results.spread(name, figure):4.0%}{ratio}".rjust(23))
-        lines.append(f"{figure:{LABEL}}" + "".join(cells))
+        lines.append((f"{figure:{LABEL}}" + "".join(cells)).rstrip())
     lines.append("x: fsd's value as a multiple of that peer's.")
     return lines
 
