@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import BinaryIO, TextIO
 
@@ -85,6 +85,14 @@ class Context:
             return self.admin(), wanted
         identity = self.data()
         return identity, identity.file_system_id
+
+    def admin_or_origin(self) -> Identity:
+        """For what may be done to a fork: the admin key where there is one, else a token of the filesystem it
+        was made from, which is not the one that is named."""
+        claim = self.claim
+        if claim.admin_key or not claim.token:
+            return self.admin()
+        return data_identity(replace(claim, file_system_id=None))
 
     def file_system_id(self) -> str:
         """The filesystem an admin command is about: named, or the token's."""

@@ -11,9 +11,10 @@ from fsd.cli import values
 from fsd.cli.context import Context
 from fsd.cli.output import Document, columns
 from fsd.client.control import Control
+from fsd.client.forks import Forks
 from fsd.client.http import Http
 from fsd.client.identity import Identity
-from fsd.model.errors import FsdError, NotFound, UsageError
+from fsd.model.errors import FsdError, NotFound, NotPermitted, UsageError
 
 WAIT: Final = 600.0
 KEY_WAIT: Final = 15.0  # a server's first start writes its admin key within this many seconds
@@ -54,13 +55,30 @@ def _await_key(context: Context, path: str | None) -> None:
 
 
 def list_all(context: Context, args: SimpleNamespace) -> Document:
-    label = "=".join(args.label) if args.label else None
-    found = control(context, context.admin()).list(args.display_name, label)
+    identity = context.admin_or_origin()
+    if identity.file_system_id:
+        found = _own_and_forks(context, identity, args)
+    else:
+        label = "=".join(args.label) if args.label else None
+        found = control(context, identity).list(args.display_name, label)
     if context.long:
         for row in found["file_systems"]:
             row["has_local_token"] = False
     shown = ("file_system_id", "display_name", "status", "created_at", "labels", "origin_id")
     return Document(found, text=columns(shown, "file_systems"))
+
+
+def _own_and_forks(context: Context, identity: Identity, args: SimpleNamespace) -> dict[str, Any]:
+    """What a token may list: its filesystem, the forks of it, and theirs."""
+    own = control(context, identity).describe(identity.file_system_id)
+    rows = [own, *Forks(Http(identity, context.host), identity.file_system_id).below()]
+    name, label = args.display_name or "", tuple(args.label or ())
+    shown = [
+        row
+        for row in rows
+        if name in (row["display_name"] or "") and (not label or row["labels"].get(label[0]) == label[1])
+    ]
+    return {"region_code": own["region_code"], "file_systems": shown}
 
 
 def describe(context: Context, args: SimpleNamespace) -> Document:
@@ -108,12 +126,21 @@ def check(context: Context, args: SimpleNamespace) -> Document:
 
 
 def delete(context: Context, args: SimpleNamespace) -> Document:
-    api = control(context, context.admin())
-    wanted = args.file_system_id
-    context.confirm(f"Delete {wanted} with all its files and journals?", needs_yes=True)
+    """With a token instead of the admin key: a fork of its filesystem."""
+    identity, wanted = context.admin_or_origin(), args.file_system_id
+    if identity.file_system_id == wanted:
+        raise NotPermitted(
+            "a filesystem is deleted with the admin key; its token deletes its forks",
+            hint="set FSD_ADMIN_KEY and FSD_ENDPOINT",
+        )
     if args.cascade and args.detach:
         raise UsageError("--cascade and --detach exclude each other")
-    answer = api.delete(wanted, cascade=args.cascade, detach=args.detach)
+    context.confirm(f"Delete {wanted} with all its files and journals?", needs_yes=True)
+    if identity.file_system_id:
+        forks = Forks(Http(identity, context.host), identity.file_system_id)
+        answer = forks.delete(wanted, cascade=args.cascade, detach=args.detach)
+    else:
+        answer = control(context, identity).delete(wanted, cascade=args.cascade, detach=args.detach)
     if context.long:
         answer = {**answer, "credentials_removed": False, "remote_deletion_state": "accepted"}
     return Document(answer)

@@ -7,11 +7,12 @@ whether it would work.
 from __future__ import annotations
 
 import string
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fsd.cli.context import Context, call
-from fsd.cli.output import Document
+from fsd.cli.output import Document, render
 from fsd.model.errors import FsdError
 
 HIDDEN = {
@@ -45,9 +46,9 @@ def envelope(context: Context) -> Document:
     except FsdError as exc:
         error = exc
         checks.append({"name": "identity", "status": "failed", "message": context.redact(exc.message)})
-    would: dict[str, Any] = {}
+    counted: Document | None = None
     if error is None:
-        error = _ask(context, checks, would)
+        counted, error = _ask(context, checks)
     method, path, description = row.plan
     formatter = string.Formatter()
     return Document(
@@ -65,15 +66,21 @@ def envelope(context: Context) -> Document:
                 },
             },
             "checks": checks,
-            **would,
+            **({} if counted is None else {"would": counted.value}),
         },
+        text=None if counted is None else partial(_counted_text, counted),
         error=error,
     )
 
 
-def _ask(context: Context, checks: list[dict[str, str]], would: dict[str, Any]) -> FsdError | None:
+def _counted_text(counted: Document, _: Any) -> str:
+    """For people: what the command itself would print."""
+    return "nothing was done; this would be:\n" + render(counted, "text", None)
+
+
+def _ask(context: Context, checks: list[dict[str, str]]) -> tuple[Document | None, FsdError | None]:
     """What can be found out without changing anything: the server tries a file action and takes it back, or
-    counts what a sweep would remove (into `would`); a mount point is looked at."""
+    counts what a sweep would remove (the document); a mount point is looked at."""
     row = context.command
     try:
         if row.handler.startswith("do_files:") and row.plan[0] == "POST":
@@ -83,9 +90,8 @@ def _ask(context: Context, checks: list[dict[str, str]], would: dict[str, Any]) 
         elif row.handler in _COUNTED:
             counted = call(row.handler, context)
             assert isinstance(counted, Document)
-            would["would"] = counted.value
             checks.append({"name": "server", "status": "ok", "message": "the server has counted"})
-            return counted.error
+            return counted, counted.error
         elif row.name == "mount":
             from fsd.kernel.mountpoint import check_place, require_fuse, resolve
 
@@ -94,8 +100,8 @@ def _ask(context: Context, checks: list[dict[str, str]], would: dict[str, Any]) 
             checks.append({"name": "mount", "status": "ok", "message": "it can be mounted there"})
     except FsdError as exc:
         checks.append({"name": row.name, "status": "failed", "message": context.redact(exc.message)})
-        return exc
-    return None
+        return None, exc
+    return None, None
 
 
 def _identify(context: Context) -> str:
@@ -107,6 +113,9 @@ def _identify(context: Context) -> str:
         return context.data().file_system_id
     if needs == "either":
         return context.file_system_id()
+    if needs == "origin":
+        context.admin_or_origin()
+        return getattr(context.args, "file_system_id", None) or "admin key or token"
     context.admin()
     if any(f.dest == "file_system_id" for f in context.command.flags):
         return context.file_system_id()

@@ -69,8 +69,9 @@ ROWS: Final = (
         ),
     ),
     Command(
-        ("list",), ("fs", "list-file-systems"), GROUP, "list filesystems",
-        "fsd list --label team=a", "do_control:list_all", identity="admin",
+        ("list",), ("fs", "list-file-systems"), GROUP,
+        "list filesystems; with a token its own and the forks of it",
+        "fsd list --label team=a", "do_control:list_all", identity="origin",
         flags=(
             flag("--display-name", "only those whose name holds this", metavar="TEXT"),
             flag("--label", "only those with this label", values.pair, metavar="K=V"),
@@ -89,7 +90,7 @@ ROWS: Final = (
     Command(
         ("delete",), ("fs", "delete-file-system"), GROUP,
         "delete a filesystem with all its files and journals",
-        "fsd delete fs_aaaaaaaaaaaaaaaaaaaa --yes", "do_control:delete", identity="admin", changes=True,
+        "fsd delete fs_aaaaaaaaaaaaaaaaaaaa --yes", "do_control:delete", identity="origin", changes=True,
         plan=("DELETE", "/v1/file-systems/{file_system_id}", "delete the filesystem"),
         flags=(
             flag("--file-system-id", "id of the filesystem", metavar="FS", position=0, required=True),

@@ -54,7 +54,8 @@ class Command:
     """One row. `raw` commands write bytes, so `--query` is refused there; `changes` ones have `--dry-run`.
 
     `plan` names the request a dry run would send, as `(method, path, description)` with `{dest}` fields.
-    `identity` says what the command needs: "token", "admin", "either" or "" (nothing).
+    `identity` says what the command needs: "token", "admin", "either", "origin" (as either, but the
+    filesystem that is named may be a fork of the token's) or "" (nothing).
     """
 
     short: Words
@@ -91,9 +92,9 @@ class Command:
     def all_flags(self, long: bool) -> tuple[Flag, ...]:
         """The command's own flags and the common ones that apply to it, for one spelling."""
         found = [*self.flags, *COMMON]
-        if self.identity in ("token", "either"):
+        if self.identity in ("token", "either", "origin"):
             found += [f for f in TOKEN_FLAGS if all(f.dest != own.dest for own in self.flags)]
-        if self.identity in ("admin", "either"):
+        if self.identity in ("admin", "either", "origin"):
             found += ADMIN_FLAGS
         if self.changes:
             found.append(DRY_RUN)

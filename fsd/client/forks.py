@@ -68,6 +68,7 @@ class Forks:
         path = f"{self.path}/forks/{fork}/rollback"
         return self._http.json("POST", path, body={"force": force}, wait=LONG)
 
-    def delete(self, fork: str, *, cascade: bool = False) -> JsonObject:
-        """Delete a fork, with `cascade` those that still read its files too."""
-        return self._http.json("DELETE", f"{self.path}/forks/{fork}", query={"cascade": int(cascade)})
+    def delete(self, fork: str, *, cascade: bool = False, detach: bool = False) -> JsonObject:
+        """Delete a fork, with `cascade` those that still read its files too; `detach` copies those first."""
+        query = {"cascade": int(cascade), "detach": int(detach)}
+        return self._http.json("DELETE", f"{self.path}/forks/{fork}", query=query)

@@ -118,6 +118,38 @@ def test_on_the_command_line(shared_server: Server, tmp_path: Path) -> None:
     assert inside("ls", "/", env=theirs).code == 5
 
 
+def test_the_two_values_of_a_sandbox_list_and_delete_forks(shared_server: Server) -> None:
+    fs, other = shared_server.create(), shared_server.create()
+    child = inside("fork", "--display-name", "try", env=fs.env).json
+    below = inside("fork", env={**fs.env, "FSD_TOKEN": child["fs_token"]}).json
+    listed = inside("list", "--query", "file_systems[].file_system_id", env=fs.env).json
+    assert listed == [fs.id, child["file_system_id"], below["file_system_id"]]
+    named = inside("list", "--display-name", "tr", "--output", "text", env=fs.env).out.decode()
+    assert child["file_system_id"] in named and below["file_system_id"] not in named
+    name = child["file_system_id"]
+    assert inside("delete", fs.id, "--yes", env=fs.env).code == 4
+    assert inside("delete", name, "--yes", env=other.env).code == 5
+    dry = inside("delete", name, "--dry-run", env=fs.env).json
+    assert dry["request"]["path"].endswith(name) and dry["would_send_request"]
+    assert inside("delete", name, env=fs.env).code == 2  # nobody can be asked
+    assert inside("delete", name, "--yes", "--detach", env=fs.env).code == 0
+    left = inside("list", "--query", "file_systems[].file_system_id", env=fs.env).json
+    assert name not in left and fs.id in left
+    kept = {**fs.env, "FSD_TOKEN": below["fs_token"]}
+    assert inside("ls", "/", env=kept).code == 0
+
+
+def test_a_dry_run_is_text_for_people(shared_server: Server, tmp_path: Path) -> None:
+    fs = shared_server.create()
+    made = inside("fork", env=fs.env).json
+    text = tmp_path / "text"
+    text.write_text("theirs")
+    assert inside("cp", str(text), ":/a", env={**fs.env, "FSD_TOKEN": made["fs_token"]}).code == 0
+    dry = inside("merge", made["file_system_id"], "--dry-run", "--output", "text", env=fs.env)
+    lines = dry.out.decode().splitlines()
+    assert lines[0].startswith("nothing was done") and lines[-1].split("\t") == ["added", "/a"]
+
+
 def test_layers_by_their_long_names(shared_server: Server, tmp_path: Path) -> None:
     fs = shared_server.create()
     env, text = {**fs.env}, tmp_path / "text"
