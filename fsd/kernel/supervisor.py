@@ -262,6 +262,8 @@ class Supervisor:
         self._pipe: int | None = None
         self._restarts = 0
         self._recent: deque[float] = deque()
+        self._known = directory.read(options.mount_id)
+        self._lock: int | None = None
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -306,7 +308,7 @@ class Supervisor:
     def _after(self, status: int) -> int | None:
         """The exit code after the daemon ended with `status`, or None: start another."""
         code = os.waitstatus_to_exitcode(status)
-        record = self._directory.read(self._options.mount_id)
+        record = self._record()
         how = f"signal {-code}" if code < 0 else f"exit {code}"
         if code >= 0 and code != EXIT_CRASHED:
             return code
@@ -328,7 +330,7 @@ class Supervisor:
             return self._give_up(record, f"the daemon died {RESTARTS_MAX + 1} times in 10 minutes ({how})")
         self._recent.append(now)
         self._restarts += 1
-        self._directory.update(record.mount_id, state=runtime.RESTARTING, restarts=self._restarts)
+        self._update(record, state=runtime.RESTARTING, restarts=self._restarts)
         _log(record, f"the daemon died ({how}); restart {self._restarts}")
         return None
 
@@ -342,8 +344,32 @@ class Supervisor:
     def _give_up(self, record: Record, reason: str) -> int:
         _log(record, reason)
         ended = {"exit": EXIT_LEFT, "status": "not_drained", "reason": reason}
-        self._directory.update(record.mount_id, state=runtime.ENDED, ended=ended)
+        self._update(record, state=runtime.ENDED, ended=ended)
         return EXIT_LEFT
+
+    def _record(self) -> Record:
+        """The mount's record. Its directory may be gone (a user's ends with the login): it is made again then,
+        with the family lock, which the next daemon inherits, and what was known before."""
+        try:
+            self._known = self._directory.read(self._options.mount_id)
+        except NotFound:
+            state = runtime.MOUNTED if still_listed(self._place, self._known.source) else runtime.DETACHED
+            self._known = replace(self._known, state=state)
+            try:
+                self._directory.make()
+                self._lock = self._lock or self._directory.lock(self._options.mount_id)
+            except (OSError, FsdError) as exc:
+                _log(self._known, f"the runtime directory cannot be made again: {exc}")
+        return self._known
+
+    def _update(self, record: Record, **changes: Any) -> None:
+        """Change the record; one that cannot be written must not end the supervisor."""
+        self._known = replace(record, **changes)
+        try:
+            self._directory.make()
+            self._directory.write(self._known)
+        except (OSError, FsdError) as exc:
+            _log(record, f"the mount's record cannot be written: {exc}")
 
     def _notify(self, text: str) -> None:
         notify(self._options.notify_socket, text)

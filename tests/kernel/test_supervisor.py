@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,6 +187,22 @@ def test_a_killed_daemon_is_started_again(tiny: Tiny) -> None:
         assert unmount.status(tiny.place, tiny.directory)["restarts"] == round_
         assert sorted(os.listdir(tiny.place)) == []
     assert tiny.start().returncode == 7
+
+
+def test_a_killed_daemon_is_started_again_without_its_records(tiny: Tiny) -> None:
+    """A user's runtime directory goes with the login, or somebody tidies up: the mount stays."""
+    assert tiny.start().returncode == 0
+    before = tiny.record()
+    (tiny.place / "d").mkdir()
+    shutil.rmtree(tiny.directory.path)
+    os.kill(before.pid, signal.SIGKILL)
+    wait_for(lambda: tiny.state() == runtime.MOUNTED and tiny.record().pid != before.pid, 10, "the restart")
+    assert os.listdir(tiny.place) == []  # the volume in memory is a new one
+    assert tiny.alive()
+    assert unmount.status(tiny.place, tiny.directory)["restarts"] == 1
+    assert tiny.start().returncode == 7
+    assert unmount.unmount(tiny.place, tiny.directory, 5, say, Host())["status"] == "unmounted"
+    assert not tiny.listed()
 
 
 class Scribe:
@@ -451,7 +468,7 @@ def test_what_the_server_refused_is_never_called_drained(tiny: Tiny) -> None:
 
 
 def test_a_command_that_goes_away_does_not_take_the_unmount_back(tiny: Tiny) -> None:
-    """Ctrl-C while `fsd unmount` sends the rest: the daemon ends all the same, and the next mount can begin."""
+    """Ctrl-C while `fsd unmount` sends the rest: the daemon ends all the same, and the next can begin."""
     assert tiny.start("stuck").returncode == 0
     asked = {"verb": "unmount", "args": {"timeout": 0.5, "lazy": False}}
     with connect(Path(tiny.record().socket)) as sock, sock.makefile("rb") as lines:
