@@ -59,7 +59,7 @@ def _mount_of(context: Context, args: SimpleNamespace) -> Record | None:
         found: Record = local.runtime(context).find(Path(args.mount))
         return found
     found_here = local.mounts_here(context, context.data().file_system_id)
-    here = [one for one in found_here if one.state == "mounted" and not one.shown]
+    here = [one for one in found_here if one.state == "mounted"]
     if not here:
         return None
     inside = [one for one in here if _is_inside(one.mountpoint)]

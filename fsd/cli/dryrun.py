@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import string
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fsd.cli.context import Context, call
@@ -92,11 +91,13 @@ def _ask(context: Context, checks: list[dict[str, str]]) -> tuple[Document | Non
             assert isinstance(counted, Document)
             checks.append({"name": "server", "status": "ok", "message": "the server has counted"})
             return counted, counted.error
-        elif row.name == "mount":
+        elif row.handler == "do_mount:mount":
+            from fsd.cli.do_mount import mount_options
             from fsd.kernel.mountpoint import check_place, require_fuse, resolve
 
+            options = mount_options(context, context.args)
             require_fuse()
-            check_place(resolve(Path(context.args.mount_path)), {})
+            check_place(resolve(options.mountpoint), {"the state directory": options.state_dir})
             checks.append({"name": "mount", "status": "ok", "message": "it can be mounted there"})
     except FsdError as exc:
         checks.append({"name": row.name, "status": "failed", "message": context.redact(exc.message)})

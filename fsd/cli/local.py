@@ -23,14 +23,15 @@ def runtime(context: Context) -> RuntimeDir:
 
 
 def mounts_here(context: Context, file_system_id: str) -> list[Record]:
-    """The live mounts of a filesystem. Looks at the mount table first: most sandboxes that use direct
-    commands have none, and need not load what deals with them."""
+    """The live mounts of a filesystem's live tree; one of a retained state has nothing to send and shows no
+    other. Looks at the mount table first: most sandboxes that use direct commands have none, and need not
+    load what deals with them."""
     try:
         if b"fsd:" + file_system_id.encode() not in MOUNTINFO.read_bytes():
             return []
     except FileNotFoundError:
         return []  # no Linux mount table, so no mounts of ours
-    return runtime(context).mounts_of(file_system_id)
+    return [one for one in runtime(context).mounts_of(file_system_id) if not one.shown]
 
 
 def barrier(context: Context, file_system_id: str, timeout: float) -> bool:

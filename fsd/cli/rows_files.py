@@ -82,7 +82,7 @@ ROWS: Final = (
             switch("-l --details", "with mode, owner, size and time"),
             switch("--all -a", "accepted: names that begin with a dot are always shown"),
             flag("--limit", "at most so many entries", values.integer(1), metavar="N"),
-            flag("--after", "go on behind this name", metavar="NAME"),
+            flag("--after", "go on at the `next_after` of the page before", values.cursor, metavar="CURSOR"),
             *STATE,
         ),
     ),

@@ -8,16 +8,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fsd.model.errors import UsageError
-from fsd.model.limits import GIB, KIB, LABELS_MAX, MIB
+from fsd.model.limits import DURATION_MAX, GIB, KIB, LABELS_MAX, MIB, SIZE_MAX
 
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h|d|w|)$")
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?$", re.IGNORECASE)
+_DURATION = re.compile(r"^(\d{1,18}(?:\.\d+)?)(ms|s|m|h|d|w|)$")
+_SIZE = re.compile(r"^(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)(i?b)?$", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
 _LABEL_KEY = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,253}[A-Za-z0-9])?$")
 
 
 def text(raw: str) -> str:
+    return raw
+
+
+def cursor(raw: str) -> str:
+    """Where a listing goes on, as an earlier page told it."""
+    if not raw.isascii():
+        raise UsageError(f"{raw!a} is no cursor", hint="give what `next_after` of the page before holds")
     return raw
 
 
@@ -56,7 +63,10 @@ def duration(raw: str) -> float:
     match = _DURATION.match(raw.strip())
     if not match:
         raise UsageError(f"{raw!r} is no duration (30, 30s, 5m, 2h, 7d)")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > DURATION_MAX:
+        raise UsageError(f"{raw!r} is longer than {DURATION_MAX // 86400 // 365} years")
+    return seconds
 
 
 def positive_duration(raw: str) -> float:
@@ -71,7 +81,10 @@ def size(raw: str) -> int:
     match = _SIZE.match(raw.strip())
     if not match:
         raise UsageError(f"{raw!r} is no size (4096, 64K, 10MiB, 2G)")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    made = int(float(match[1]) * _UNITS[match[2].lower()])
+    if made > SIZE_MAX:
+        raise UsageError(f"{raw!r} is more than {SIZE_MAX // 1024**5} PiB")
+    return made
 
 
 def mode(raw: str) -> int:

@@ -348,7 +348,7 @@ class Supervisor:
         return EXIT_LEFT
 
     def _record(self) -> Record:
-        """The mount's record. Its directory may be gone (a user's ends with the login): it is made again then,
+        """The mount's record. Its directory may be gone (a user's ends with the login): it is made again,
         with the family lock, which the next daemon inherits, and what was known before."""
         try:
             self._known = self._directory.read(self._options.mount_id)

@@ -140,6 +140,11 @@ class Verbs:
         seq = args.get("seq")
         if not isinstance(seq, int):
             raise UsageError("seq is a commit number")
+        if self._daemon.options.state and machine.volume.feed_seq < seq:
+            raise UsageError(
+                f"this mount shows commit {machine.volume.feed_seq} for good, never {seq}",
+                hint="wait for a mount of the live tree",
+            )
         within = _seconds(args)
         end = trio.current_time() + (float("inf") if within is None else within)
         told = trio.current_time()

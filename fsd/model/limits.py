@@ -230,3 +230,7 @@ RENDER_NAMES: Final = 500  # contents named in one transaction
 RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob
 AUDIT_PACKS: Final = 64  # of a filesystem, taken at random, that an audit without --read-data reads
 KEEP_BLOBS_MAX: Final = 65_536  # of deleted files still open, 64 GiB: what is beyond goes after the grace
+
+# What a command line may say: more is a slip, and no clock or file system counts so far.
+DURATION_MAX: Final = 100 * 365 * 86400  # seconds
+SIZE_MAX: Final = 1 << 60  # bytes

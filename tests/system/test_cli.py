@@ -586,6 +586,13 @@ def test_a_dry_run_finds_out_and_changes_nothing(shared_fs: TestFs, tmp_path: Pa
         assert told["checks"][0]["status"] == "ok"
     assert fsd(shared_fs, "stat", "/d/a").json == before
     assert fsd(shared_fs, "ls", "/", "--query", "entries[].name").json == ["d"]
+    for argv, code in (
+        (("mount", "/absent/m"), 5),
+        (("mount", str(tmp_path), "--keep", "5"), 2),
+        (("mount", str(tmp_path), "--state-dir", str(tmp_path / "s")), 2),
+        (("checkpoint", "mount", "cp_0123456789abcdefghjk", "/absent/m"), 5),
+    ):
+        assert process(*argv, "--dry-run", env=shared_fs.env).code == code, argv
     missing = process("rm", "/absent", "--dry-run", env=shared_fs.env)
     assert missing.code == 5
     assert missing.json["checks"][-1]["status"] == "failed"

@@ -211,6 +211,22 @@ def test_read_waits_until_the_mount_shows_the_files(sandbox: Sandbox, shared_fs:
         assert (sandbox.mountpoint / path).read_text() == "there"
 
 
+def test_a_mount_of_a_state_is_not_waited_for(sandbox: Sandbox) -> None:
+    """It shows that state for good: reading a journal goes on, and waiting there says so at once."""
+    made = sandbox.json("checkpoint", "create", "--remote")
+    sandbox.mount("--checkpoint", made["checkpoint_id"])
+    sandbox.fsd("mkdir", "/later")
+    sandbox.fsd("journal", "create", "j")
+    entry = sandbox.json("journal", "append", "j", "--entry-json", '{"type":"x"}')
+    assert entry["first_seq"] == 1
+    (found,) = sandbox.json("journal", "read", "j", "--timeout", "5s")["entries"]
+    assert found["fs_seq"] > made["fs_seq"]
+    assert found["barrier"] is False  # nothing was written here that an entry could speak of
+    waited = sandbox.fsd("wait", os.fspath(sandbox.mountpoint), "--seq", str(found["fs_seq"]), check=False)
+    assert waited.returncode == 2
+    assert "for good" in waited.stderr
+
+
 def test_recover_sends_what_a_lost_daemon_left(server: Server, tmp_path: Path) -> None:  # noqa: F811
     box = Sandbox(tmp_path / "box", server.create())
     where, state = os.fspath(box.mountpoint), os.fspath(box.state)

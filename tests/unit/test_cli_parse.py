@@ -133,6 +133,27 @@ def test_sizes(text: str, size: int) -> None:
     assert values.size(text) == size
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "5300w", "36501d", "9" * 18 + "w"])
+def test_durations_no_clock_can_count(text: str) -> None:
+    """They came back from the libraries below as defects of ours, after the work or in the middle of it."""
+    assert values.duration("100w") == 100 * 604800
+    with pytest.raises(UsageError, match=r"years|no duration"):
+        values.duration(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "1048577T", "9" * 18 + "T"])
+def test_sizes_nothing_has(text: str) -> None:
+    assert values.size("1048576T") == 1 << 60
+    with pytest.raises(UsageError, match=r"PiB|no size"):
+        values.size(text)
+
+
+def test_a_name_is_no_cursor() -> None:
+    assert parsed("ls", "/", "--after", "cGxhbg").after == "cGxhbg"
+    with pytest.raises(UsageError, match="no cursor"):
+        parsed("ls", "/", "--after", "pl\udcffn")
+
+
 def test_modes_dates_addresses() -> None:
     assert values.mode("0755") == values.mode("755") == values.mode("0o755") == 0o755
     assert values.date_ns("1970-01-02") == 86400 * 10**9
