@@ -111,9 +111,15 @@ class Calls:
         if ino is None or (ino == 0 and parent.complete):
             return None
         node = self.core.nodes.by_ino.get(ino)
-        if node is None:
+        if node is None or self.outlived(parent, name, node):
             raise Park(self.loader.name(parent, name))
         return node
+
+    @staticmethod
+    def outlived(parent: Inode, name: bytes, node: Inode) -> bool:
+        """Whether `name` means a file that was removed here under what was taken for its last name: another
+        mount had given it this one."""
+        return node.gone and name not in parent.names_pending
 
     def as_of_now(self, node: Inode, asker: object) -> None:
         """With consistency `open`: the server is asked once for each open, after it was called. Parks; with

@@ -475,7 +475,7 @@ class NameCalls(Calls):
             if ino is None:
                 continue
             node = by_ino.get(ino)
-            if node is None:
+            if node is None or self.outlived(directory, name, node):
                 if found:
                     break
                 raise Park(self.loader.name(directory, name))

@@ -312,6 +312,33 @@ def test_a_removal_that_came_too_late_leaves_the_file_as_the_server_has_it(
     rival.volume.close()
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_name_another_gave_outlives_the_removal_of_the_last_one_known(
+    client: Client, is_open: bool
+) -> None:
+    """The listing with the new name is younger than what is known of the file's links."""
+    root, rival = client.volume.root_ino, other(client)
+    folder = client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0)).ino
+    ino = client.put(folder, b"f", b"content", sync=True)
+    client.until(client.volume.barrier())
+    rival.view()
+    rival.call(lambda v: v.rename(folder, b"f", root, b"moved", 0))
+    rival.put(folder, b"f", b"another", sync=True)
+    if is_open:
+        fh = client.call(lambda v: v.open(ino, os.O_RDWR))
+    client.feed()
+    client.volume.node(folder).names_stale.discard(b"f")  # as if that had not been heard yet
+    assert len(client.listing(root)) == 2
+    client.call(lambda v: v.unlink(folder, b"f"))
+    client.until(client.volume.barrier())
+    assert_same(server_tree(client.bench), client.view())
+    assert files(client) == {"/moved": b"content", "/d/f": b"another"}
+    if is_open:
+        assert client.call(lambda v: v.read(fh, 0, 100)) == b"content"
+        client.call(lambda v: v.release(fh))
+    rival.volume.close()
+
+
 def test_the_base_is_said_again_behind_the_whole_answer(client: Client) -> None:
     """Two flights of one file in one answer while a third change waits; then the process ends."""
     root = client.volume.root_ino
