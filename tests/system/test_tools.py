@@ -1,14 +1,16 @@
 """Ordinary tools on the mount, each looked at again in another sandbox after unmount and loss of the first.
 
 tests/kernel/test_mount.py has shorter runs of tar, rsync, git, sqlite3, an editor's save and mmap; here are
-those that need more: a collected and packed clone, a wheel installed into a venv, databases with two writers
-in both journal modes, archives and copies with links, times and attributes.
+those that need more: a collected and packed clone, a wheel installed into a venv, databases with two and with
+eight writers in both journal modes, archives and copies with links, times and attributes, a program built by
+make, npm's tree of packages, an editor killed before it saved, and a mapping shared by two processes.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import mmap
 import os
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 import pytest
 from support.sandbox import Sandbox
 from support.server import Server
+from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
 
@@ -257,3 +260,181 @@ def test_rsync_both_ways(twice: Twice, tmp_path: Path) -> None:
     back = tmp_path / "back"
     sh(there, f'rsync -aHXS "$1/" "$2/"; {nothing}', there, back)
     sh(back, nothing, made, back)
+
+
+@pytest.mark.long
+def test_git_rebase_worktree_and_bisect(twice: Twice, tmp_path: Path) -> None:
+    """A branch moved onto another's end, a second working tree, and a search run by a script; a rebase that
+    stopped at a conflict is gone on with in the other sandbox."""
+    repo = twice.top / "repo"
+    repo.mkdir()
+    sh(
+        repo,
+        f"{GIT} init -q .; for i in $(seq 20); do echo $i > n; mkdir -p d$i; echo $i > d$i/f; {GIT} add .;"
+        f" {GIT} commit -qm $i; done; {GIT} checkout -qb topic HEAD~10;"
+        f" for i in $(seq 5); do echo $i > t$i; {GIT} add .; {GIT} commit -qm t$i; done;"
+        f" {GIT} rebase -q main; test $({GIT} rev-list --count HEAD) = 25; {GIT} fsck --strict;"
+        f" {GIT} worktree add -q ../beside main; echo beside > ../beside/b; cd ../beside; {GIT} add b;"
+        f" {GIT} commit -qm beside; cd ../repo; {GIT} gc -q --prune=now; {GIT} fsck --strict;"
+        f" {GIT} bisect start main main~19 > found; {GIT} bisect run sh -c 'test $(cat n) -lt 13' > found;"
+        f" grep -q 'is the first bad commit' found; {GIT} show -s --format=%s refs/bisect/bad | grep -qx 13;"
+        f" {GIT} bisect reset > found 2>&1; rm found; {GIT} checkout -qb clash main~3; echo clash > n;"
+        f" {GIT} commit -qam clash;"
+        f" ! {GIT} rebase -q main; grep -q '<<<<' n; {GIT} worktree list | grep -c . | grep -qx 2",
+    )
+    seen = twice.again() / "repo"
+    sh(
+        seen,
+        f"echo both > n; {GIT} add n; GIT_EDITOR=true {GIT} rebase --continue;"
+        f" test $({GIT} rev-list --count HEAD) = 22; {GIT} fsck --strict;"
+        f' test -z "$({GIT} status --porcelain)"; {GIT} worktree repair ../beside; cd ../beside;'
+        f' test -z "$({GIT} status --porcelain)"; {GIT} log -1 --format=%s | grep -qx beside',
+    )
+
+
+def program(top: Path) -> Path:
+    """A C program of 60 files with a header each, and a Makefile that knows who includes what."""
+    made = top / "program"
+    made.mkdir()
+    for n in range(60):
+        (made / f"part{n}.h").write_text(f"int part{n}(int);\n#define VALUE{n} {n}\n")
+        uses = f'#include "part{n + 1}.h"\n' if n < 59 else ""
+        more = f" + part{n + 1}(x)" if n < 59 else ""
+        (made / f"part{n}.c").write_text(
+            f'#include "part{n}.h"\n{uses}int part{n}(int x) {{ return x * VALUE{n}{more}; }}\n'
+        )
+    (made / "main.c").write_text(
+        '#include <stdio.h>\n#include "part0.h"\nint main(void) { printf("%d\\n", part0(2)); return 0; }\n'
+    )
+    (made / "Makefile").write_text(
+        "OBJ := $(patsubst %.c,%.o,$(wildcard *.c))\n"
+        "prog: libparts.a main.o\n\t$(CC) -o $@ main.o libparts.a\n"
+        "libparts.a: $(filter-out main.o,$(OBJ))\n\trm -f $@\n\tar rcs $@ $^\n"
+        "%.o: %.c\n\t$(CC) -O1 -MMD -c -o $@ $<\n-include $(OBJ:.o=.d)\n"
+    )
+    return made
+
+
+@pytest.mark.long
+def test_make_builds_once_and_only_what_changed(twice: Twice) -> None:
+    """What is up to date here is up to date in the other sandbox: times keep their nanoseconds."""
+    made = program(twice.top)
+    sh(made, "make -j4 > log; test $(grep -c -- -c log) -ge 61; make -q prog", timeout=300)
+    assert sh(made, "./prog") == str(2 * sum(range(60)))
+    sh(made, "touch part7.h; make | grep -c MMD | grep -qx 2; make -q prog")
+    there = twice.again() / "program"
+    assert sh(there, "make -q prog; ./prog") == str(2 * sum(range(60)))
+    sh(there, "sed -i s/VALUE9\\ 9/VALUE9\\ 10/ part9.h; make | grep -c MMD | grep -qx 2")
+    assert sh(there, "./prog; make -q prog") == str(2 * (sum(range(60)) + 1))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_npm_installs_a_real_tree(twice: Twice) -> None:
+    """The TypeScript client's own dependencies, by their lock file; its compiler works in both sandboxes."""
+    client = Path(__file__).resolve().parents[2] / "clients" / "typescript"
+    work = twice.top / "work"
+    sh(
+        twice.top,
+        'mkdir work; cd "$1"; tar cf - --exclude=node_modules --exclude=dist . | tar xf - -C "$2"',
+        client,
+        work,
+    )
+    sh(work, "CI=1 npm ci --ignore-scripts --no-audit --no-fund; npm ls --all > /dev/null", timeout=280)
+    listing = 'cd node_modules; find . -printf "%p %y %m %s %l %T@\\n" | sort | sha256sum; find . | wc -l'
+    before = sh(work, listing)
+    assert int(before.split()[-1]) > 100
+    sh(work, "node_modules/.bin/tsc --noEmit -p .", timeout=120)
+    there = twice.again() / "work"
+    assert sh(there, listing) == before
+    sh(there, "npm ls --all > /dev/null; node_modules/.bin/tsc --noEmit -p .", timeout=120)
+    sh(there, "rm -r node_modules; test ! -e node_modules")
+
+
+@pytest.mark.long
+def test_rsync_with_acls_asked_for(twice: Twice, tmp_path: Path) -> None:
+    """`-A` of files without ACLs copies both ways and finds nothing to do a second time."""
+    made = source(tmp_path)
+    nothing = 'test -z "$(rsync -aHAXSic --delete "$1/" "$2/")"'
+    target = twice.top / "copy"
+    sh(twice.top, f'rsync -aHAXS "$1/" "$2/"; {nothing}', made, target)
+    there = twice.again() / "copy"
+    back = tmp_path / "back"
+    sh(there, f'rsync -aHAXS "$1/" "$2/"; {nothing}', there, back)
+    sh(back, nothing, made, back)
+
+
+@pytest.mark.long
+def test_vim_recovers_what_was_not_saved(twice: Twice) -> None:
+    """A killed editor's swap file gives the text back, here and in the other sandbox."""
+    text = twice.top / "text"
+    text.write_text("first\n")
+    swap = twice.top / ".text.swp"
+    with subprocess.Popen(
+        ["vim", "-u", "NONE", "-n", "-es", "-c", "set swapfile updatecount=1 directory=.", "text"],
+        cwd=twice.top,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as editor:
+        assert editor.stdin is not None
+        editor.stdin.write("call append(1, 'not saved')\npreserve\ncall writefile(['x'], 'ready')\n")
+        editor.stdin.flush()
+        wait_for((twice.top / "ready").exists, 30, "the editor to write its swap file")
+        assert swap.exists()
+        editor.kill()
+    assert text.read_text() == "first\n"
+    recover = "vim -u NONE -es -r text -c 'w! '\"$1\" -c 'qa!' < /dev/null > /dev/null || true; cat \"$1\""
+    assert sh(twice.top, recover, "here") == "first\nnot saved"
+    there = twice.again()
+    assert sh(there, recover, "there") == "first\nnot saved"
+    sh(
+        there,
+        "rm .text.swp; vim -u NONE -es text -c '1d' -c 'wq' < /dev/null; test ! -s text; test ! -e .text.swp",
+    )
+
+
+def test_a_mapping_is_one_memory_for_two_processes(twice: Twice) -> None:
+    """They take turns: each sees the other's stores at once, and one's write(2) in the other's mapping."""
+    script = """
+import mmap, os, sys, time
+me, path = int(sys.argv[1]), sys.argv[2]
+fd = os.open(path, os.O_RDWR)
+m = mmap.mmap(fd, 3 * mmap.PAGESIZE)
+end = time.monotonic() + 60
+for n in range(1, 100):
+    if n % 2 == me:
+        os.pwrite(fd, b"w%06d" % n, mmap.PAGESIZE - 3)  # over the edge of a page
+        m[2 * mmap.PAGESIZE:2 * mmap.PAGESIZE + 7] = b"m%06d" % n
+        m[0] = n
+    else:
+        while m[0] != n:
+            assert time.monotonic() < end, (n, m[0])
+            time.sleep(0)
+        assert m[mmap.PAGESIZE - 3:mmap.PAGESIZE + 4] == b"w%06d" % n, n
+        assert os.pread(fd, 7, 2 * mmap.PAGESIZE) == b"m%06d" % n, n
+"""
+    path = twice.top / "map"
+    path.write_bytes(bytes(3 * mmap.PAGESIZE))
+    players = [subprocess.Popen([sys.executable, "-c", script, str(me), path]) for me in (0, 1)]
+    assert [player.wait(90) for player in players] == [0, 0]
+    data = path.read_bytes()
+    assert data[0] == 99 and data[2 * mmap.PAGESIZE :][:7] == b"m000099"
+    assert (twice.again() / "map").read_bytes() == data
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_sqlite_with_eight_processes(twice: Twice, mode: str) -> None:
+    sh(twice.top, f"sqlite3 db 'pragma journal_mode={mode}; create table t(who integer, n integer, pad)'")
+    writer = (
+        'for n in $(seq 20); do sqlite3 -cmd ".timeout 120000" db'
+        ' "insert into t values($1, $n, randomblob(3000))"; done'
+    )
+    writers = [subprocess.Popen(["bash", "-euc", writer, "-", str(who)], cwd=twice.top) for who in range(8)]
+    assert [one.wait(300) for one in writers] == [0] * 8
+    check = "sqlite3 db 'pragma integrity_check; select count(*), count(distinct who * 100 + n) from t'"
+    assert sh(twice.top, check).split() == ["ok", "160|160"]
+    there = twice.again()
+    assert sh(there, check).split() == ["ok", "160|160"]
