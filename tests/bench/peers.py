@@ -138,6 +138,7 @@ class JuiceFs(Peer):
         run([self.binary, "format", "--storage", "file", "--bucket", folder, self.meta, "bench"])
 
     def mount(self) -> None:
+        before = proc.running(self.binary)
         run(
             [
                 self.binary,
@@ -153,7 +154,7 @@ class JuiceFs(Peer):
             ]
         )
         proc.await_true("mount of JuiceFS", lambda: os.path.ismount(self.root), 30)
-        self.mounted = proc.matching(os.fspath(self.root))
+        self.mounted = sorted(proc.running(self.binary) - before)
 
     def unmount(self) -> None:
         run([self.binary, "umount", self.root])

@@ -32,17 +32,14 @@ def memory(pids: Iterable[int], key: str) -> float:
     return total
 
 
-def matching(text: str) -> list[int]:
-    """Processes with `text` in their command line, but this one and shells."""
-    found = []
+def running(binary: Path) -> set[int]:
+    """Processes of a program. Not by their command lines: JuiceFS rewrites its own."""
+    found = set()
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        with suppress(OSError):
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-            command = b" ".join(words).decode("utf-8", "replace")
-            if text in command and os.path.basename(words[0]) not in (b"sh", b"bash"):
-                found.append(int(entry))
+        if entry.isdigit():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{entry}/exe") == os.fspath(binary.resolve()):
+                    found.add(int(entry))
     return found
 
 
