@@ -33,6 +33,7 @@ from fsd.model.errors import Conflict, InvalidBlob, InvalidPath, InvalidWorkspac
 from fsd.model.limits import CAPTURE_DEPTH_MAX, COPY_PARALLEL, MIB
 
 STAGING: Final = ".fsd-restore-"  # and random digits: where contents are verified
+HOW: Final = "--force replaces what is there by the checkpoint"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_MAX: Final = 64  # directories kept open
@@ -63,10 +64,11 @@ class Restore:
         self._open: dict[str, int] = {}
         self._done = Restored()
 
-    def run(self, root: str, *, replace: bool) -> Restored:
+    def run(self, root: str, *, replace: bool, how: str = HOW) -> Restored:
         """Make `root` hold the entries. Without `replace` it has to hold nothing the policy covers
-        (`Conflict`). Raises `InvalidPath`, `UnsupportedEntry`, `InvalidBlob`, what `fetch` raises, and
-        errors of the local disk; until every content is verified nothing of the destination was touched."""
+        (`Conflict`, with `how` as what to do). Raises `InvalidPath`, `UnsupportedEntry`, `InvalidBlob`, what
+        `fetch` raises, and errors of the local disk; until every content is verified nothing of the
+        destination was touched."""
         self._check()
         top = self._top(root)
         try:
@@ -75,7 +77,7 @@ class Restore:
             if self._there and not replace:
                 raise Conflict(
                     f"{root} is not empty ({sorted(self._there)[0]!r})",
-                    hint="--force replaces what is there by the checkpoint",
+                    hint=how,
                 )
             self._check_destination()
             with told(os.fsencode(root)):

@@ -21,6 +21,7 @@ from fsd.client.restore import Restore
 from fsd.host.seam import Host
 from fsd.model.errors import CheckpointNotFound, Conflict, FsdError, InternalError
 
+HOW: Final = "go on with what is there without --restore-head, or replace it with --exclusive"
 NATIVE: Final = "native"  # the field of a record that is a state of this filesystem, not a manifest
 
 
@@ -51,7 +52,7 @@ def restore(order: Order) -> dict[str, Any]:
     if record.get(NATIVE):
         return _native(http, order, head)
     work = Restore(manifest.read(record["files"]), of_record(record), contract.fetch, host)
-    done = work.run(order.place, replace=order.replace)
+    done = work.run(order.place, replace=order.replace, how=HOW)
     return {"checkpoint_id": head, "files": done.files, "fs_seq": None}
 
 
@@ -61,7 +62,7 @@ def _native(http: Http, order: Order, head: str) -> dict[str, Any]:
     if there and not order.replace:
         raise Conflict(
             f"{order.place} is not empty ({sorted(there)[0]!r})",
-            hint="mount with --exclusive to replace what is there by the checkpoint",
+            hint=HOW,
         )
     body = {"checkpoint": head, "own_sessions": [order.session], "force": True}
     if order.remote_path.strip("/"):

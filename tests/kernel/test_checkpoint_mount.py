@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import resource
 import signal
 import subprocess
 import threading
@@ -244,6 +245,9 @@ def test_the_head_of_a_thread_is_there_when_the_mount_is(trusted: Server, tmp_pa
         refused = second.fsd(*again, check=False)
         assert refused.returncode == 1, refused.stderr
         assert "not empty" in refused.stderr
+        assert "--force" not in refused.stderr, "mount has no such flag"
+        assert "without --restore-head" in refused.stderr
+        assert "--exclusive" in refused.stderr
         assert not os.path.ismount(second.mountpoint)
         second.mount(*head, "--exclusive")
         assert sorted(p.name for p in second.mountpoint.iterdir()) == ["src"]
@@ -285,6 +289,29 @@ def test_a_checkpoint_from_outside_asks_the_mounts(box: Sandbox, at: Any, tmp_pa
 
 
 @pytest.mark.loop  # needs root: another mount hides the file's name
+def test_a_daemon_without_descriptors_lives_on(box: Sandbox, at: Any) -> None:
+    """Neither a checkpoint that somebody asks for nor a command may end it, whatever they need."""
+    limits = resource.prlimit(box.daemon, resource.RLIMIT_NOFILE)
+    with open(box.mountpoint / "f", "wb", buffering=0) as file:  # a helper has to look for mappings of it
+        file.write(b"x" * 100)
+        highest = max(int(name) for name in os.listdir(f"/proc/{box.daemon}/fd"))
+        resource.prlimit(box.daemon, resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+        try:
+            elsewhere = box.fs.ask("POST", "/checkpoints", {"drain": {"timeout": 3}})
+            assert elsewhere.status in (200, 201), elsewhere
+            asked = threading.Thread(target=box.status)  # nobody can take it on now
+            asked.start()
+            asked.join(1)
+        finally:
+            resource.prlimit(box.daemon, resource.RLIMIT_NOFILE, limits)
+        asked.join(20)
+        assert not asked.is_alive()
+        file.write(b"y")
+    assert box.status()["pid"] == box.daemon
+    place = at("--checkpoint", cut(box, "after")["checkpoint_id"])
+    assert (place / "f").read_bytes() == b"x" * 100 + b"y"
+
+
 def test_a_mapping_of_a_file_that_cannot_be_opened_by_name(box: Sandbox, at: Any, tmp_path: Path) -> None:
     path, other = box.mountpoint / "mapped", tmp_path / "over"
     path.write_bytes(bytes(8192))
