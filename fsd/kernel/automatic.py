@@ -57,8 +57,8 @@ class Automatic:
             try:
                 await self._turn(min(every, TIMEOUT))
                 self._problem = ""
-            except FsdError as exc:
-                self._problem = exc.message
+            except (FsdError, OSError) as exc:
+                self._problem = exc.message if isinstance(exc, FsdError) else str(exc)
                 log.warning("no automatic checkpoint this time: %s", exc)
 
     async def _turn(self, within: float) -> None:

@@ -223,12 +223,16 @@ class Checkpoints:
         the cut that follows, and its waiting for that would be for nothing."""
         own = self._daemon.operations.own
         script = Path(syncer.__file__)
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-I", "-S", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-        )
+        try:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-I", "-S", str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",
+            )
+        except OSError as exc:
+            log.warning("the helper that empties mappings cannot be started: %s", exc)
+            return syncer.FAILED * len(files)
         assert process.stdin is not None
         assert process.stdout is not None
         own.add(process.pid)

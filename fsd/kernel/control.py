@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 REQUEST_MAX: Final = 64 * 1024
 # More commands than anybody runs at one mount at once; the next one waits in the listen queue.
 CLIENTS_MAX: Final = 64
+ACCEPT_PAUSE: Final = 0.2
 
 Tell = Callable[[str], Awaitable[None]]
 Verb = Callable[[dict[str, Any], Tell], Awaitable[tuple[dict[str, Any], Callable[[], None] | None]]]
@@ -55,7 +56,13 @@ class ControlServer:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._sock))
         async with trio.open_nursery() as nursery:
             while True:
-                stream = await listener.accept()
+                try:
+                    stream = await listener.accept()
+                except OSError as exc:
+                    # No descriptors or no memory: who asks waits in the listen queue, and the mount lives on.
+                    log.warning("no command can be taken on now: %s", exc)
+                    await trio.sleep(ACCEPT_PAUSE)
+                    continue
                 await self._limit.acquire_on_behalf_of(stream)
                 nursery.start_soon(self._serve, stream)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from fsd.model.errors import FsdError, InternalError, LeaseLost, Unavailable
@@ -242,7 +243,9 @@ class Volume(FileCalls):
     def pending(self) -> Pending:
         """What only this machine holds, with what the server refused."""
         core = self.core
-        core.refused = count_refused(core.options.state_dir)
+        # Without descriptors, or with a disk that fails, what was counted last holds.
+        with suppress(OSError):
+            core.refused = count_refused(core.options.state_dir)
         _, files, size = self._counts()
         head = core.queue.head()
         since = [head.at] if head is not None else []
