@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Answer = tuple[dict[str, Any], Callable[[], None] | None]
 PACE: Final = 0.02
-STATUS_WAIT: Final = 1.0
+STATUS_WAIT: Final = 2.0
 log = logging.getLogger(__name__)
 
 
