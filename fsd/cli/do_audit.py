@@ -73,7 +73,7 @@ def _look(
     from fsd.service.audit import audit as check
     from fsd.service.audit_store import audit_store, unknown_file_systems
 
-    findings: list[dict[str, Any]] = []
+    findings = _lost(args, db)
     packs = read = strays = 0
     for fs in [*wanted, *kept]:
         found = check(db, fs) if fs in wanted else []
@@ -93,6 +93,15 @@ def _look(
         "findings": findings,
     }
     return Document(value, text=_text, error=_error(findings, KEEP + "; then fsd audit --repair"))
+
+
+def _lost(args: SimpleNamespace, db: Database) -> list[dict[str, Any]]:
+    """What is left of filesystems that nothing names any more, unless only one is asked about."""
+    from fsd.service.audit import rows_of_lost
+
+    if args.file_system_id is not None:
+        return []
+    return [{"file_system_id": "unknown", **one._asdict()} for one in rows_of_lost(db)]
 
 
 def _repair(
@@ -115,7 +124,7 @@ def _repair(
         done = dict((fs.name, repair.execute(db, store, fs, one.plan)) for fs, one in due)
         plans = [(fs, done.get(fs.name, one)) for fs, one in plans]
     steps = [{"file_system_id": fs.name, **step._asdict()} for fs, one in plans for step in one.steps]
-    left = [
+    left = _lost(args, db) + [
         {"file_system_id": fs.name, **found._asdict()}
         for fs, one in plans
         for found in [*one.left, *audit_store(db, store, fs, read_data=args.read_data, rng=SystemRandom())[0]]

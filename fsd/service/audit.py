@@ -43,6 +43,26 @@ def findings(tx: Tx, fs: FsRef) -> list[Finding]:
     return _Audit(tx, fs).run()
 
 
+# Tables of which something is there as long as a filesystem is, and nothing after it was deleted.
+_OWNED: Final = ("inode", "token", "journal", "checkpoint", "pack")
+
+
+def rows_of_lost(db: Database) -> list[Finding]:
+    """Rows of filesystems whose own row is gone: nobody reaches them, and no audit of one looks at them."""
+    return db.read(_rows_of_lost)
+
+
+def _rows_of_lost(tx: Tx) -> list[Finding]:
+    found: dict[int, list[str]] = defaultdict(list)
+    for table in _OWNED:
+        for (number,) in tx.all(
+            f"SELECT DISTINCT fs FROM {table} o WHERE NOT EXISTS (SELECT 1 FROM fs WHERE fs.id=o.fs)"
+        ):
+            found[number].append(table)
+    what = "the filesystem's own row is lost; it is in the last good copy of the database. Left: "
+    return [Finding("tree", f"fs {number}", what + ", ".join(tables)) for number, tables in found.items()]
+
+
 class _Audit:
     def __init__(self, tx: Tx, fs: FsRef) -> None:
         self.tx, self.fs = tx, fs

@@ -16,7 +16,7 @@ from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import Conflict
 from fsd.service import pins, repair
-from fsd.service.audit import audit
+from fsd.service.audit import audit, rows_of_lost
 from fsd.service.audit_store import audit_store, unknown_file_systems
 from fsd.wire.frame import make_blob
 
@@ -220,6 +220,18 @@ def test_objects_of_unknown_filesystems_are_named(bench: SweepBench) -> None:
     assert unknown_file_systems(service.db, service.store) == []
 
 
+def test_rows_of_a_filesystem_whose_own_row_is_lost_are_told(bench: SweepBench) -> None:
+    service, elsewhere = bench.service, bench.fs.id + 1_000_000
+    assert rows_of_lost(service.db) == []
+    change(bench, "UPDATE fs SET id=? WHERE id=?", elsewhere, bench.fs.id)
+    [lost] = rows_of_lost(service.db)
+    assert lost.where == f"fs {bench.fs.id}"
+    assert lost.what.endswith("inode, token, pack")
+    change(bench, "UPDATE fs SET id=? WHERE id=?", bench.fs.id, elsewhere)
+    assert rows_of_lost(service.db) == []
+    assert look(bench) == []
+
+
 def test_packs_of_a_deleted_filesystem_are_audited_for_its_fork(bench: SweepBench) -> None:
     service, parent = bench.service, bench.fs
     made = service.db.write(lambda tx: service.forks.create(tx, parent, "fork", []))
@@ -231,6 +243,7 @@ def test_packs_of_a_deleted_filesystem_are_audited_for_its_fork(bench: SweepBenc
     assert service.db.read(lambda tx: tx.one("SELECT status FROM fs WHERE id=?", (parent.id,))) == ("kept",)
     found, seen = audit_store(service.db, service.store, parent, read_data=True, rng=random.Random(1))
     assert (found, seen.packs) == ([], 2)
+    assert rows_of_lost(service.db) == []
     bench.fs = fork
     assert look(bench) == []
     same(bench.tree(), FILES)
