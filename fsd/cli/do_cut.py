@@ -42,7 +42,7 @@ def create(context: Context, args: SimpleNamespace) -> Document:
     text = "checkpoint {checkpoint_id} of commit {fs_seq}\n"
     error: FsdError | None = None
     if made.get("not_flushed"):
-        count = len(made["not_flushed"])
+        count = made.get("not_flushed_total", len(made["not_flushed"]))
         error = NotDrained(
             f"{count} changes are not in the checkpoint: the first is {made['not_flushed'][0].get('path')}",
             hint="`fsd recover` says what became of them",
@@ -110,6 +110,7 @@ def _in_thread(
             body |= {"source": source["checkpoint_id"], "not_flushed": source["not_flushed"]}
         made = _post(context, args, http, body, RENDER_WAIT)
     if source is not None:
+        made["not_flushed_total"] = source["not_flushed_total"]
         Checkpoints(http).delete(source["checkpoint_id"])
     return made
 

@@ -74,7 +74,7 @@ FIELDS: Final = {
     "mount": "status file_system_id mount_path remote_path driver endpoint pid supervisor_pid state_dir"
     " log_file control_socket long: profile write_back_cache mount_profile local_root pack_paths[]",
     "checkpoint create": "checkpoint_id thread_id parent_id fs_seq label reason created_at not_flushed[]"
-    " and more",
+    " not_flushed_total? and more",
     "checkpoint list": "checkpoints[] next_cursor",
     "checkpoint show": "checkpoint_id thread_id parent_id kind reason label fs_seq entries created_at"
     " expires_at files[]?",

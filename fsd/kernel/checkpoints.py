@@ -7,6 +7,7 @@ checkpoint made.
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from fsd.kernel import syncer
 from fsd.kernel.notify import send
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
-from fsd.model.limits import FLUSH_BYTES
+from fsd.model.limits import FLUSH_BYTES, NOT_FLUSHED_BYTES, NOT_FLUSHED_MAX
 from fsd.vfs.decide import kept
 from fsd.vfs.types import Invalidation, Want
 from fsd.wire.messages import BarrierAsk
@@ -64,17 +65,18 @@ class Checkpoints:
                 raise NotDrained(
                     f"{len(missing)} changes were refused by the server and would be missing",
                     hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
-                    details={"status": "not_drained", "not_flushed": missing},
+                    details=_undrained(missing),
                 )
             with trio.move_on_at(min(end, trio.current_time() + SYNC_TIMEOUT)) as scope:
                 await self._empty_mappings()
             if scope.cancelled_caught:
                 missing.append({"path": "", "reason": MAPPINGS})
                 if not partial_too:
-                    raise NotDrained(MAPPINGS, details={"status": "not_drained", "not_flushed": missing})
+                    raise NotDrained(MAPPINGS, details=_undrained(missing))
             left = None if within is None else max(0.1, end - trio.current_time())
             made = await self._cut(ask, partial_too, left, tell)
-            made["not_flushed"] = missing + made["not_flushed"]
+            missing += made["not_flushed"]
+            made |= {"not_flushed": _named(missing), "not_flushed_total": len(missing)}
             self.last = {name: made.get(name) for name in ("checkpoint_id", "fs_seq", "label", "created_at")}
             return made
         finally:
@@ -184,6 +186,8 @@ class Checkpoints:
             with trio.CancelScope(shield=True):
                 await daemon.call(forget)
         for error in (*errors, want.error):
+            if isinstance(error, FsdError) and "not_flushed" in error.details:
+                error.details = _undrained(error.details["not_flushed"])
             if error is not None:
                 raise error
         assert isinstance(want.result, dict)
@@ -255,3 +259,19 @@ class Checkpoints:
                 await process.stdin.aclose()
                 await process.stdout.aclose()
         return answers.ljust(len(files), syncer.FAILED)
+
+
+def _named(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """As many of them as an answer holds."""
+    found, room = [], NOT_FLUSHED_BYTES
+    for row in rows[:NOT_FLUSHED_MAX]:
+        room -= len(json.dumps(row))
+        if room < 0:
+            break
+        found.append(row)
+    return found
+
+
+def _undrained(rows: list[dict[str, str]]) -> dict[str, Any]:
+    """The details of `NotDrained`."""
+    return {"status": "not_drained", "not_flushed": _named(rows), "not_flushed_total": len(rows)}

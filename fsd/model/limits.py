@@ -203,6 +203,7 @@ MERGE_PATTERNS_MAX: Final = 100
 # Native checkpoints.
 CHECKPOINT_LABEL_MAX: Final = 256
 NOT_FLUSHED_MAX: Final = 1000  # paths a mount names that are not in its checkpoint
+NOT_FLUSHED_BYTES: Final = 512 * KIB  # of them as JSON: an answer of a daemon is a line of at most 1 MiB
 DRAIN_MAX: Final = 300.0  # a checkpoint made from outside waits at most so long for the mounts
 DRAIN_SESSIONS_MAX: Final = 1000
 COMPARES_MAX: Final = 4  # differences, restores and histories at the same time; more wait

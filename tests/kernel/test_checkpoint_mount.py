@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import random
@@ -16,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from support.cli import command
 from support.proxy import FaultProxy
@@ -24,6 +26,8 @@ from support.server import Server
 from support.wait import wait_for
 
 from fsd.kernel.control_client import request
+from fsd.model.limits import NOT_FLUSHED_MAX
+from fsd.model.ops import CREATE, Create
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
 
@@ -310,6 +314,24 @@ def test_a_daemon_without_descriptors_lives_on(box: Sandbox, at: Any) -> None:
     assert box.status()["pid"] == box.daemon
     place = at("--checkpoint", cut(box, "after")["checkpoint_id"])
     assert (place / "f").read_bytes() == b"x" * 100 + b"y"
+
+
+def test_more_refused_changes_than_a_message_holds(box: Sandbox) -> None:
+    """What is named of them is bounded, how many there are is told all the same, and the exit is honest."""
+    (own,) = (box.state / "mounts").iterdir()
+    op = tuple(Create(1, CREATE, 1, b"x", 2, 0o100644, 0, 0, 0, None, 0))
+    for number in range(1200):
+        place = own / "refused" / f"9-{number}"
+        place.mkdir(parents=True)
+        entry = {"op": op, "errno": 13, "reason": "no", "path": b"/" + b"\xff" * 1000 + b"%d" % number}
+        (place / "entry").write_bytes(msgpack.packb(entry | {"mode": 0o100644, "uid": 0, "gid": 0}))
+    done = box.fsd("checkpoint", "create", "--output", "json", check=False)
+    assert done.returncode == 6, done.stderr
+    assert "1200 changes were refused" in done.stderr
+    made = box.json("checkpoint", "create", "--partial")
+    assert made["not_flushed_total"] == 1200
+    assert 0 < len(made["not_flushed"]) <= NOT_FLUSHED_MAX
+    assert len(json.dumps(made)) < 1 << 20
 
 
 def test_a_mapping_of_a_file_that_cannot_be_opened_by_name(box: Sandbox, at: Any, tmp_path: Path) -> None:
