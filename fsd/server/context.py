@@ -50,6 +50,7 @@ AUTH_AFTER_BODY: Final = 256 * KIB  # a body this small is read before its token
 PARSE_INLINE: Final = 64 * KIB  # a JSON body this small is parsed on the event loop
 JSON_TYPE: Final = "application/json"
 HELD: Final = "fsd.held"  # in a request's scope: the slot of its large body
+_SPAN_MAX: Final = 1e15  # seconds; whatever is meant, it is less
 
 
 @dataclass(slots=True)
@@ -216,10 +217,23 @@ def string(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def whole(body: Mapping[str, Any], name: str) -> int | None:
+    """A whole number that the databases' 64 bits hold."""
     value = body.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise UsageError(f"{name} is not a whole number")
+    if value is not None and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{name} is out of range")
     return value
+
+
+def seconds(body: Mapping[str, Any], name: str, default: float) -> float:
+    """A time span; what is in range is for the caller to say."""
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{name} is a number of seconds")
+    if not -_SPAN_MAX < value < _SPAN_MAX:  # not a NaN either; an int of any size compares
+        raise UsageError(f"{name} is out of range")
+    return float(value)
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool | None:

@@ -25,6 +25,7 @@ from fsd.server.context import (
     query_flag,
     query_limit,
     read_json,
+    seconds,
     send,
     string,
     to_answer,
@@ -156,10 +157,7 @@ def _fence(request: Request) -> int:
 
 
 def _ttl(body: Mapping[str, Any]) -> float:
-    value = body.get("ttl_s", LEASE_TTL)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError("ttl_s is a number of seconds")
-    return float(value)
+    return seconds(body, "ttl_s", LEASE_TTL)
 
 
 def _shown(lease: Lease) -> dict[str, Any]:

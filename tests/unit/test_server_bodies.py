@@ -10,11 +10,11 @@ import pytest
 from starlette.requests import Request
 
 from fsd.model.attrs import Attr
-from fsd.model.errors import Unavailable
+from fsd.model.errors import Unavailable, UsageError
 from fsd.model.limits import JSON_BODY_MAX, KIB
 from fsd.server import context, files, streaming
 from fsd.server.checkpoints import read_foreign
-from fsd.server.context import hold_large, read_body, read_json, release_large
+from fsd.server.context import hold_large, read_body, read_json, release_large, seconds, whole
 
 FILE = Attr(5, 0o100644, 1, 0, 0, 8, 0, 0, 0, 0, None, 0, None, None, 1, 0, 1)
 
@@ -163,3 +163,17 @@ def test_a_head_reads_nothing_of_the_file() -> None:
     asyncio.run(scene())
     assert (b"content-length", b"8") in sent[0]["headers"]
     assert [message.get("body") for message in sent] == [None, b""]
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64 - 1, 10**400, 1.5, True, "1"])
+def test_whole_numbers_fit_the_database(value: Any) -> None:
+    with pytest.raises(UsageError, match="n is"):
+        whole({"n": value}, "n")
+    assert whole({"n": 2**63 - 1}, "n") == 2**63 - 1 and whole({}, "n") is None
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True, "1", None])
+def test_time_spans_are_numbers_of_a_sane_size(value: Any) -> None:
+    with pytest.raises(UsageError, match="t is"):
+        seconds({"t": value}, "t", 5.0)
+    assert seconds({"t": 3}, "t", 5.0) == 3.0 and seconds({}, "t", 5.0) == 5.0
