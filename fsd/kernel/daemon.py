@@ -154,6 +154,10 @@ class Daemon:
         for note in volume.recovered.notes() if isinstance(volume.recovered, Report) else ():
             self.start.channel.say(note)
             log.warning("%s", note)
+        if self.stopper.asked.is_set():
+            # It ended this daemon already, as one that mounted nothing.
+            volume.close()
+            return
         self._wire(volume)
         sock = listen(self.start.directory.socket_path(self.options.mount_id))
         self.update(pid=os.getpid(), supervisor_pid=self.start.supervisor_pid)

@@ -168,7 +168,7 @@ class Stopper:
     async def _at_once(self) -> None:
         log.warning("second stop signal: leaving at once")
         with trio.move_on_after(2):
-            await self._detach(lazy=True)
+            await self._detach_anyhow()
         self.end(Ending(EXIT_LEFT, None, "stopped twice"))
 
     async def _graceful(self) -> None:
@@ -233,6 +233,14 @@ class Stopper:
         place = self._daemon.place
         await trio.to_thread.run_sync(lambda: detach(place, lazy=lazy), abandon_on_cancel=True)
 
+    async def _detach_anyhow(self) -> None:
+        """Lazily. A mount that stays all the same must not keep a stop from its end: it is dead then, and the
+        next mount of the place cleans it up."""
+        try:
+            await self._detach(lazy=True)
+        except FsdError as exc:
+            log.error("%s stays mounted: %s", self._daemon.place, exc)
+
     async def _clean_or_lazy(self) -> None:
         if self._daemon.kernel_gone.is_set():
             return
@@ -242,7 +250,7 @@ class Stopper:
             await self._session_over(lazy=False)
         except (Busy, FsdError, trio.TooSlowError) as exc:
             log.warning("a clean unmount failed (%s); detaching lazily", exc)
-            await self._detach(lazy=True)
+            await self._detach_anyhow()
             await self._session_over(lazy=True)
 
     async def _session_over(self, lazy: bool) -> None:

@@ -480,6 +480,31 @@ def test_a_command_that_goes_away_does_not_take_the_unmount_back(tiny: Tiny) -> 
     assert not tiny.alive()
 
 
+def test_a_stop_right_before_the_mount_leaves_nothing(tiny: Tiny) -> None:
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = tiny.command("foreground", "slow")
+    with subprocess.Popen(command, cwd=TESTS, env=env, stderr=subprocess.PIPE) as process:
+        wait_for((tiny.base / "slow").exists, 10, "the step before the mount")
+        process.terminate()
+        assert process.wait(15) in (1, 6)
+    assert not tiny.listed()
+    assert not tiny.alive()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_stop_ends_a_mount_that_cannot_be_detached(tiny: Tiny, times: int) -> None:
+    """With a word in the log and exit 6: it is no crash, after which another daemon would be started."""
+    assert tiny.start("stays", "stuck").returncode == 0
+    record = tiny.record()
+    for _ in range(times):
+        os.kill(record.pid, signal.SIGTERM)
+    wait_for(lambda: not tiny.alive(), 20, "the end")
+    assert tiny.record().state == runtime.ENDED
+    assert tiny.record().restarts == 0
+    assert tiny.record().ended["exit"] == 6
+    assert "cannot be unmounted" in Path(record.log).read_text()
+
+
 class TestPlaces:
     """Places that will not do: a clear word, the right exit code, nothing mounted."""
 

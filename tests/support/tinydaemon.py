@@ -2,8 +2,9 @@
 
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
 BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the
-watchdog's patience, `refused` is one operation the server would not take, `stuck` one that never gets there.
-Exits as the command would.
+watchdog's patience, `refused` is one operation the server would not take, `stuck` one that never gets there,
+`stays` is a mount that nobody can detach; with `slow` a step right before the mount takes 2 s and makes
+BASE/slow. Exits as the command would.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsd.vfs.open
 from fsd.host.seam import Host
@@ -20,6 +21,9 @@ from fsd.kernel.options import MountOptions
 from fsd.model.errors import FsdError
 from fsd.model.token import make
 from support.tinyvolume import TinyVolume
+
+if TYPE_CHECKING:
+    from fsd.kernel.automatic import Automatic
 
 
 def tiny(*args: Any) -> Any:
@@ -31,10 +35,26 @@ def tiny(*args: Any) -> Any:
         fsd.kernel.beneath._FSOPEN = 9999  # type: ignore[misc]
     if "hang" in sys.argv:
         fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
+    if "slow" in sys.argv:
+        fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign]
+    if "stays" in sys.argv:
+        fsd.kernel.stop.detach = stays
     made = TinyVolume()
     made.refused = int("refused" in sys.argv)
     made.stuck = int("stuck" in sys.argv)
     return made
+
+
+def stays(place: Path, *, lazy: bool) -> None:
+    raise FsdError(f"{place} cannot be unmounted")
+
+
+async def slow(automatic: Automatic) -> None:
+    """A question the server takes its time for."""
+    import trio
+
+    await trio.Path(sys.argv[2], "slow").touch()
+    await trio.sleep(2)
 
 
 def main() -> int:
@@ -44,6 +64,7 @@ def main() -> int:
         mountpoint=Path(sys.argv[1]),
         token=make(host, "fs_tiny", "tok", {"local": "http://127.0.0.1:9"}),
         endpoint="http://127.0.0.1:9",
+        auto_checkpoint=3600.0 if "slow" in sys.argv else 0.0,
         state_dir=base / "state",
         runtime_dir=base / "run",
         foreground="foreground" in sys.argv,
