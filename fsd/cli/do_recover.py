@@ -37,7 +37,7 @@ from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs import decide
 from fsd.vfs.aside import kept
-from fsd.vfs.open import give_up, prepare
+from fsd.vfs.open import give_up, prepare, replaced
 from fsd.vfs.open import recover as recover_log
 from fsd.vfs.recover import Report
 from fsd.vfs.takeout import drop, take_out
@@ -94,6 +94,7 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
         except LeaseLost as exc:
             return lost_lease(context, args, wanted, remote, exc)
         give_up(remote, left.held)
+        replaced(remote, left.session)
         decided = decide_about(context, args, wanted)
         return answer(wanted, args, left.report, decided)
     finally:

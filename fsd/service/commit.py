@@ -45,7 +45,7 @@ from fsd.service.feed import Feed
 from fsd.service.packs import Packs, Prepared
 from fsd.service.rules import NeedFull, Refuse, Rules
 from fsd.service.rules_content import NeedFold, check
-from fsd.service.sessions import TICKET, SessionRow, Sessions, pending_text
+from fsd.service.sessions import LIVES, TICKET, SessionRow, Sessions, pending_text
 from fsd.service.upload import assemble
 from fsd.service.view import NameKey, View
 from fsd.service.writers import Guard, guard_of, writers_of
@@ -267,7 +267,7 @@ class Commits:
         now = self._host.wall_ns()
         tx.execute(
             "UPDATE session SET next_op=?, ticket=?, prev_ticket=?, prev_digest=?, prev_answer=?, "
-            "last_seen=?, last_commit=?, pending=? WHERE id=?",
+            f"last_seen=?, last_commit=?, pending=?, ended={LIVES} WHERE id=?",
             (
                 answer.next_op,
                 answer.ticket,

@@ -23,7 +23,9 @@ LOST_AFTER: Final = 90.0  # seconds without a sign of life: three long polls
 SEEN_EVERY: Final = 10.0  # a sign of life is written at most so often
 TICKET: Final = 16
 _TEXT_MAX: Final = 4096
-_ENDS: Final = ("clean", "lost")
+_ENDS: Final = ("clean", "lost", "replaced")
+
+LIVES: Final = "CASE WHEN ended='replaced' THEN '' ELSE ended END"  # SQL: `ended` at a sign of life
 
 Pending = tuple[int, int, int]
 
@@ -103,9 +105,11 @@ class Sessions:
         }
 
     def end(self, fs: FsRef, session: int, ended: str, pending: Pending) -> None:
-        """The mount says how it ended. Raises `SessionUnknown`, `UsageError`."""
+        """The mount says how it ended: `replaced` says its next run, which sent what was left. That may be a
+        copy of a sandbox that goes on, so a sign of life takes it back. Raises `SessionUnknown`,
+        `UsageError`."""
         if ended not in _ENDS:
-            raise UsageError("a session ends clean or lost")
+            raise UsageError("a session ends clean, lost or replaced")
         self._note(fs, session, pending, ended)
 
     def report(self, fs: FsRef, session: int, pending: Pending) -> None:
@@ -130,10 +134,14 @@ class Sessions:
         now = self._host.wall_ns()
         old = now - int(SEEN_EVERY * 1e9)
         row = self._db.read(
-            lambda tx: tx.one("SELECT last_seen FROM session WHERE id=? AND fs=?", (session, fs.id))
+            lambda tx: tx.one("SELECT last_seen, ended FROM session WHERE id=? AND fs=?", (session, fs.id))
         )
-        if row is not None and row[0] < old:
-            self._db.write(lambda tx: tx.execute("UPDATE session SET last_seen=? WHERE id=?", (now, session)))
+        if row is not None and (row[0] < old or row[1] == "replaced"):
+            self._db.write(
+                lambda tx: tx.execute(
+                    f"UPDATE session SET last_seen=?, ended={LIVES} WHERE id=?", (now, session)
+                )
+            )
 
     def list(self, fs: FsRef, limit: int, before: int | None = None) -> list[dict[str, Any]]:
         """Sessions, newest first; `before` is the session the last page ended with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from fsd.host.files import lock_directory
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import NoSpace, NotFound, UsageError
+from fsd.model.errors import FsdError, NoSpace, NotFound, UsageError
 from fsd.model.limits import MIB
 from fsd.model.names import show, split_path
 from fsd.remote.api import Remote, SessionStart
@@ -26,6 +27,8 @@ from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS, PATH
 
 OPEN_TIMEOUT = 30.0
+
+log = logging.getLogger(__name__)
 
 
 def open_volume(
@@ -73,11 +76,12 @@ def usable(state_dir: Path) -> Iterator[None]:
 
 class Left(NamedTuple):
     """What became of an earlier run's log: what was sent, the number the next log begins with, and the writer
-    lease it was written under, which is still there."""
+    lease it was written under, which is still there. `session`: whose log it was (0: there was none)."""
 
     report: Report | None
     first: int
     held: Held | None
+    session: int = 0
 
 
 def recover(
@@ -97,13 +101,24 @@ def recover(
             return Left(None, first or 1, None)
         recovery = Recovery(options, host, remote, cache, patience=patience, shared=shared)
         report, first = recovery.run()
-        return Left(report, first, recovery.held)
+        return Left(report, first, recovery.held, recovery.session)
 
 
 def give_up(remote: Remote, held: Held | None) -> None:
     """Nobody goes on under the lease: others need not wait until it expires."""
     if held is not None:
         remote.release_lease(held.fence)
+
+
+def replaced(remote: Remote, session: int) -> None:
+    """The earlier run's session has nothing more to send: nobody need wait for it, or take it for a writer,
+    until it counts as lost. That the server does not hear of it costs no more than that wait."""
+    if not session:
+        return
+    try:
+        remote.end_session(session, "replaced", (0, 0, 0))
+    except FsdError as exc:
+        log.info("the server was not told that session %d is over: %s", session, exc)
 
 
 def segment_size(options: VolumeOptions) -> int:
@@ -128,6 +143,7 @@ def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, left: 
         core.session, core.ticket, core.fence, core.acked = started.session, started.ticket, started.fence, 1
         if not options.exclusive:
             give_up(remote, left.held)
+        replaced(remote, left.session)
         if not options.read_only:
             # Who else is exclusive here, what room there is: known before the first call, not a little later.
             page = remote.changes(core.feed_seq, core.session, 0.0, core.root_ino)

@@ -98,6 +98,7 @@ class Recovery:
         self.patience = patience
         self.shared = shared
         self.held: Held | None = None
+        self.session = 0  # the one the log was written under, or that went on for it
 
     def run(self) -> tuple[Report | None, int]:
         """Send what is left and delete the log. Returns what was done (None: nothing was left) and the
@@ -111,6 +112,7 @@ class Recovery:
             if replay.state is None:
                 return report, log.retire()
             self._check(replay)
+            self.session = replay.state.session
             if self.shared:
                 replay.state = replay.state._replace(fence=0)
             if replay.state.fence:
@@ -155,6 +157,7 @@ class Recovery:
             # What comes beside has numbers behind the barrier's.
             driver.until(volume.barrier())
         report.conflicts, report.refused = volume.core.conflicts, volume.core.refused
+        self.session = volume.core.session
         if self.held is not None:
             core = volume.core
             self.held = Held(core.session, core.ticket, core.acked - core.shift, core.fence)

@@ -173,6 +173,35 @@ def test_what_a_mount_hears_of_the_one_before(bench: Bench) -> None:
         bench.service.sessions.report(bench.fs, 10**6, (0, 0, 0))
 
 
+def test_a_replaced_session_that_lives_all_the_same_is_active_again(bench: Bench) -> None:
+    """Its next run may be a copy of a sandbox: the other copy goes on under the session."""
+    sessions, m = bench.service.sessions, bench.mount("m")
+
+    def ended() -> str:
+        (one,) = sessions.list(bench.fs, 1)
+        return str(one["ended"])
+
+    def replaced() -> None:
+        sessions.end(bench.fs, m.session, "replaced", (0, 0, 0))
+        assert ended() == "replaced"
+
+    replaced()
+    sessions.seen(bench.fs, m.session)
+    assert ended() == "active"
+    replaced()
+    m.mkdir(ROOT_INO, b"d")
+    m.commit()
+    assert ended() == "active"
+    replaced()
+    sessions.report(bench.fs, m.session, (1, 0, 0))
+    assert ended() == "active"
+    sessions.end(bench.fs, m.session, "clean", (0, 0, 0))
+    sessions.seen(bench.fs, m.session)
+    assert ended() == "clean"
+    with pytest.raises(UsageError):
+        sessions.end(bench.fs, m.session, "gone", (0, 0, 0))
+
+
 def test_what_a_long_gone_session_needed_is_forgotten(bench: Bench) -> None:
     a, b = bench.mount("A"), bench.mount("B")
     a.mkdir(ROOT_INO, b"d")

@@ -86,3 +86,26 @@ def test_what_another_mount_had_not_sent_is_kept_beside(
     assert found.pop("a") == "one"
     ((beside, content),) = found.items()
     assert (beside.split(".conflict-")[0], content) == ("a", "two and more")
+
+
+def test_a_killed_daemon_is_in_the_way_of_no_restore(two: tuple[Sandbox, Sandbox], shared_fs: TestFs) -> None:
+    """Its session is known to be over as soon as its next run, or `fsd recover`, has sent what was left."""
+    here, _ = two
+    here.mount()
+    file = here.mountpoint / "a"
+    file.write_text("one")
+    name = here.json("checkpoint", "create", "--label", "x")["checkpoint_id"]
+    file.write_text("two")
+    here.kill()
+    here.detach()
+    here.mount()
+    here.json("checkpoint", "restore", name, "--yes")
+    wait_for(lambda: file.read_text() == "one", 20, "the restored file")
+    file.write_text("three")
+    here.kill()
+    here.detach()
+    here.json("recover", str(here.mountpoint), "--state-dir", str(here.state))
+    assert shared_fs.ask("GET", "/files/a").body == b"three"
+    assert elsewhere(shared_fs, name, force=False) == 200
+    ends = [one["ended"] for one in shared_fs.ask("GET", "/sessions").json["sessions"]]
+    assert ends == ["replaced"] * len(ends) and len(ends) >= 2
