@@ -26,6 +26,8 @@ from fsd.model.limits import (
 )
 from fsd.model.ops import CONFLICT, Content, Op
 from fsd.service import feed, namespace
+from fsd.service.expire import old_rows
+from fsd.service.retention import Retention
 from fsd.service.view import View
 from fsd.wire.frame import make_blob
 from fsd.wire.messages import ATTRS, LIST, LOOKUP, TREE
@@ -211,7 +213,7 @@ def test_what_a_long_gone_session_needed_is_forgotten(bench: Bench) -> None:
     b.commit()
     db = bench.service.db
     db.write(lambda tx: tx.execute("UPDATE session SET last_seen=1 WHERE id=?", (b.session,)))
-    bench.mount("C")
+    assert old_rows(db, bench.fs, Retention(), bench.host.wall_ns())
     for table in ("applied", "redirect"):
         left = db.read(
             lambda tx, t=table: tx.all(
