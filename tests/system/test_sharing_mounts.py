@@ -235,8 +235,11 @@ def test_conflicts_are_seen_from_any_sandbox_until_they_are_resolved(
         (a.mountpoint / "d" / "f").write_text("common")
         a.drain()
         wait_for(lambda: sees(b, "d/f", "common"), 10, "the file on B")
+        # Open before the cut: a write on a handle asks nobody, whatever the feed has just told.
+        fd = os.open(b.mountpoint / "d" / "f", os.O_WRONLY)
         proxy.refuse()
-        (b.mountpoint / "d" / "f").write_text("of B")
+        os.pwrite(fd, b"from B", 0)  # as long as what was there
+        os.close(fd)
         (a.mountpoint / "d" / "f").write_text("of A")
         a.drain()
         proxy.accept()
@@ -248,7 +251,7 @@ def test_conflicts_are_seen_from_any_sandbox_until_they_are_resolved(
         copy = str(listed[0]["path"]).lstrip("/")
         for box in (a, b):
             wait_for(lambda box=box: box.status()["conflicts"] == 1, 20, "status to count it")
-        wait_for(lambda: sees(a, copy, "of B"), 10, "the copy on A")
+        wait_for(lambda: sees(a, copy, "from B"), 10, "the copy on A")
         b.unmount()
         b.mount()
         # It is no memory of the mount's. (On a loaded machine an answer may be late for one status.)
