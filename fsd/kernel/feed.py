@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 WAIT: Final = 1.5
 SILENT: Final = 3.0
 RETRY: Final = 0.5
+_pace = threading.Event()  # never set: the time between two tries
 
 
 class Feed:
-    """One mount's feed. `start` once; `look` from the timer; `stop` from any thread."""
+    """One mount's feed. `start` once; `look` from the timer."""
 
     def __init__(self, machine: Machine, remote: Remote, entries: Entries, notifier: Notifier) -> None:
         self._machine = machine
         self._remote = remote
         self._entries = entries
         self._notifier = notifier
-        self._stopped = threading.Event()
         self._silent = False
         self.last_answer = machine.host.monotonic()
         # Takes barriers a checkpoint from outside asks for; called on the feed's thread.
@@ -45,9 +45,6 @@ class Feed:
 
     def start(self) -> None:
         self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def look(self) -> None:
         """Notice silence; any thread."""
@@ -66,7 +63,7 @@ class Feed:
         self._machine.pump()
 
     def _work(self) -> None:
-        while not self._stopped.is_set():
+        while True:
             volume = self._machine.volume
             try:
                 page = self._remote.changes(
@@ -74,11 +71,11 @@ class Feed:
                 )
             except FsdError as exc:
                 log.debug("change feed: %s", exc)
-                self._stopped.wait(RETRY)
+                _pace.wait(RETRY)
                 continue
             except Exception:
                 log.exception("the change feed failed unexpectedly")
-                self._stopped.wait(RETRY)
+                _pace.wait(RETRY)
                 continue
             self.last_answer = self._machine.host.monotonic()
             for ask in page.asks:
@@ -93,17 +90,21 @@ class Feed:
                 self._machine.post(lambda: self._set_silent(False))
 
     def _have_applied(self, page: FeedPage) -> None:
-        """Returns when the FUSE thread has applied `page`: the next question starts behind it."""
+        """Returns when the FUSE thread has applied `page`: the next question starts behind it. Of one that
+        could not be applied the log tells, and it is asked for again, not at once."""
         applied = threading.Event()
+        done: list[bool] = []
 
         def apply() -> None:
             try:
                 self._notifier.submit(self._machine.volume.apply_feed(page))
                 self._machine.settle()
                 self._machine.pump()
+                done.append(True)
             finally:
                 applied.set()
 
         self._machine.post(apply)
-        while not applied.wait(1.0) and not self._stopped.is_set():
-            continue
+        applied.wait()
+        if not done:
+            _pace.wait(RETRY)

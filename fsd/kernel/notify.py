@@ -57,7 +57,6 @@ class Notifier:
         self._changed = threading.Condition()
         self._waiting: dict[Invalidation, None] = {}
         self._again: deque[tuple[float, Invalidation]] = deque()
-        self._stopped = False
         self._thread = threading.Thread(target=self._work, name="fsd-notify", daemon=True)
 
     def start(self) -> None:
@@ -69,11 +68,6 @@ class Notifier:
             self._waiting.update(dict.fromkeys(ones))
             if len(self._waiting) != before:
                 self._changed.notify()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
 
     def take(self, now: float) -> Invalidation | None:
         """The next one due at `now`; the caller sends it."""
@@ -90,8 +84,6 @@ class Notifier:
     def _work(self) -> None:
         while True:
             with self._changed:
-                if self._stopped:
-                    return
                 one = self.take(self._host.monotonic())
                 if one is None:
                     pause = self._again[0][0] - self._host.monotonic() if self._again else None

@@ -93,12 +93,6 @@ class FsdOperations(pyfuse3.Operations):
         self._directories: dict[int, int] = {}
         self.answered = 0.0
         self.own: set[int] = set()  # processes of the daemon's own, which must not wait for it
-        self.requests_parked = 0
-        self.mounted: Callable[[], None] | None = None
-
-    def init(self) -> None:
-        if self.mounted is not None:
-            self.mounted()
 
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
         """Wait, then call `body` again, until it answers or `io_timeout` has passed since the start."""
@@ -107,7 +101,6 @@ class FsdOperations(pyfuse3.Operations):
         caller = args[-1] if args else None
         inherited = not isinstance(caller, RequestContext)
         pid = self._openers.get(args[0], 0) if inherited else caller.pid  # type: ignore[union-attr]
-        self.requests_parked += 1
         while True:
             try:
                 await machine.wait(

@@ -156,7 +156,6 @@ class FuseSession:
         self._died = died
         self._stop: LoopWait | None = None
         self._stop_asked = False
-        self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, name="fsd-fuse", daemon=True)
 
     def mount(self, fd: int | None = None) -> None:
@@ -198,8 +197,6 @@ class FuseSession:
         except BaseException as exc:
             log.critical("the FUSE loop broke", exc_info=exc)
             self._died(exc if isinstance(exc, Exception) else InternalError(str(exc)))
-        finally:
-            self.over.set()
 
     async def _main(self) -> None:
         await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)

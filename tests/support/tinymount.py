@@ -56,7 +56,8 @@ def main() -> int:
     print("ready", flush=True)
     rounds = 0
     session.stop()
-    while not session.over.wait(0.05):
+    while session.thread.is_alive():
+        session.thread.join(0.05)
         rounds += 1
         machine.post(machine.tick)
         if rounds % 10 == 0:

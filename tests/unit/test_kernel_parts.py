@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
+from fsd.kernel import feed
 from fsd.kernel.logfile import REPEATS, WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, Machine
 from fsd.kernel.mini import Scheduler
@@ -64,6 +67,33 @@ class TestNotifier:
             notifier.submit([Invalidation(5, None), Invalidation(6, b"x")])
         taken = [notifier.take(clock.now) for _ in range(3)]
         assert taken == [Invalidation(5, None), Invalidation(6, b"x"), None]
+
+
+class TestFeed:
+    def test_a_page_that_cannot_be_applied_is_not_asked_for_in_a_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Pauses(Exception):
+            pass
+
+        def pause(seconds: float) -> None:
+            raise Pauses(seconds)
+
+        def post(apply: Callable[[], object]) -> None:  # as the loop does: the error is logged there
+            with pytest.raises(ValueError, match="broken"):
+                apply()
+
+        def broken(page: object) -> None:
+            raise ValueError("broken")
+
+        machine = SimpleNamespace(
+            host=Host(), post=post, volume=SimpleNamespace(apply_feed=broken), settle=None, pump=None
+        )
+        notifier = SimpleNamespace(submit=None)
+        made = feed.Feed(cast(Any, machine), cast(Any, None), cast(Any, None), cast(Any, notifier))
+        monkeypatch.setattr(feed, "_pace", SimpleNamespace(wait=pause))
+        with pytest.raises(Pauses, match=str(feed.RETRY)):
+            made._have_applied(cast(Any, None))
 
 
 class TestMachine:
