@@ -58,6 +58,11 @@ def data_identity(claim: Claim) -> Identity:
 def admin_identity(claim: Claim) -> Identity:
     """The control plane's identity; raises `NotAuthenticated` or `UsageError`."""
     if not claim.endpoint:
+        if claim.token and not claim.admin_key:
+            raise NotAuthenticated(
+                "this needs the server's admin key; a filesystem's token is not enough",
+                hint="set FSD_ENDPOINT and FSD_ADMIN_KEY, or --admin-key-file to the server's DIR/admin.key",
+            )
         raise UsageError("no server given", hint="set FSD_ENDPOINT or --endpoint to the server's URL")
     if not claim.admin_key or not claim.admin_key.strip():
         raise NotAuthenticated(

@@ -57,6 +57,7 @@ def test_identities_that_are_none(claim: Claim, error: type[FsdError], says: str
     ("claim", "error"),
     [
         (Claim(admin_key="k"), UsageError),
+        (Claim(token=TOKEN), NotAuthenticated),
         (Claim(endpoint="https://x"), NotAuthenticated),
         (Claim(endpoint="https://x", admin_key=" \n"), NotAuthenticated),
         (Claim(endpoint="https://x", admin_key="a\nb"), NotAuthenticated),
