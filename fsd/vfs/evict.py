@@ -55,7 +55,7 @@ class Evictor:
                 if child.lookups:
                     self.core.invalidations.append(Invalidation(directory.ino, name))
                 else:
-                    del nodes[child.ino]
+                    self.core.nodes.drop(child)
                 freed += 1
             del directory.entries[name]
         directory.complete = False

@@ -90,11 +90,14 @@ class _TakeOut:
         driver = Driver(self.volume, remote, cache)
         for op in self.made.values():
             if stat.S_ISDIR(op.mode):
-                self.place(op.parent, op.name).mkdir(parents=True, exist_ok=True)
+                _make(self.place(op.parent, op.name))
             elif op.target is not None:
                 link = self.place(op.parent, op.name)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                os.symlink(op.target, link)
+                _make(link.parent)
+                try:
+                    os.symlink(op.target, link)
+                except FileExistsError as exc:
+                    raise _there(link) from exc
         for node in nodes:
             assert node.where is not None
             place = self.place(*node.where)
@@ -127,11 +130,11 @@ class _TakeOut:
     def write(self, driver: Driver, node: Inode, place: Path) -> None:
         """The whole file, as it was to become."""
         volume = self.volume
-        place.parent.mkdir(parents=True, exist_ok=True)
+        _make(place.parent)
         try:
             fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError as exc:
-            raise Conflict(f"{place} exists", hint="export into an empty directory") from exc
+            raise _there(place) from exc
         handle = volume.open(node.ino, os.O_RDONLY)
         try:
             for at in range(0, node.size, MIB):
@@ -144,3 +147,14 @@ class _TakeOut:
             os.close(fd)
             volume.release(handle)
         fsync_dir(place.parent)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise _there(directory) from exc
+
+
+def _there(place: Path) -> Conflict:
+    return Conflict(f"{place} exists", hint="export into an empty directory")

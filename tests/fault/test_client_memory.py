@@ -90,6 +90,21 @@ def test_cold_directories_go_first_and_are_there_again(client: Client) -> None:
     assert_same(before, client.view())
 
 
+def test_an_inode_of_two_numbers_goes_under_both(client: Client) -> None:
+    """One that stayed would be a file of its own from then on, with what it was at that time."""
+    core, kernel = client.volume.core, Kernel(client)
+    directories = fill(client, kernel, 1, 3)
+    node = core.nodes.by_ino[core.nodes.by_ino[directories[b"d0"]].entries[b"f1"] or 0]
+    alias = core.new_ino()
+    core.nodes.by_ino[alias], core.nodes.also[node.ino] = node, (alias,)
+    for child in core.nodes.by_ino.values():
+        child.lookups = 0 if child.is_file else child.lookups
+    client.volume.evictor.limit = 1
+    pass_time(client, 2.0)
+    assert node.ino not in core.nodes.by_ino
+    assert alias not in core.nodes.by_ino
+
+
 def test_what_the_server_lacks_stays(client: Client) -> None:
     volume, kernel = client.volume, Kernel(client)
     volume.evictor.limit = 1000

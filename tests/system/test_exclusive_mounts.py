@@ -171,6 +171,11 @@ def test_fenced_off_it_turns_read_only_and_people_decide(
         assert (target / "d" / "new" / "own").read_bytes() == b"own" * 100_000
         assert os.readlink(target / "d" / "link") == "shared"
         assert recover(late, "--export", str(target)).returncode == 1  # it replaces nothing
+        (late.base / "links" / "d").mkdir(parents=True)
+        os.symlink("mine", late.base / "links" / "d" / "link")
+        kept = recover(late, "--export", str(late.base / "links"))
+        assert kept.returncode == 1 and "empty directory" in kept.stderr
+        assert os.readlink(late.base / "links" / "d" / "link") == "mine"
         assert recover(late, "--as-conflicts").returncode == 7  # the second would have to refuse it
         assert second.unmount()["status"] == "unmounted"
         sent = recover(late, "--as-conflicts")
