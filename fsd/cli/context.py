@@ -134,7 +134,9 @@ class Context:
             return
         if not self.streams.interactive:
             if needs_yes:
-                raise UsageError(f"{question} needs --yes where nobody can be asked")
+                raise UsageError(
+                    f"not done, nobody could be asked: {question}", hint="give --yes to do it without asking"
+                )
             return
         self.streams.stderr.write(f"{question} Type yes to go on: ")
         self.streams.stderr.flush()

@@ -188,6 +188,12 @@ def _state_and_path(args: SimpleNamespace) -> tuple[dict[str, str], str | None]:
     if args.at_journal is None:
         if args.checkpoint is None:
             raise UsageError("which checkpoint? its id is missing", hint="see fsd checkpoint list")
+        if args.path is None and args.checkpoint.startswith(("/", ":/")):
+            # Without this it would ask whether to replace the whole tree.
+            raise UsageError(
+                f"which checkpoint? {args.checkpoint} is a path, and the id comes before it",
+                hint=f"see fsd checkpoint list, or fsd history {args.checkpoint}",
+            )
         return {"checkpoint": args.checkpoint}, args.path
     if args.checkpoint is not None and (args.path is not None or not args.checkpoint.startswith(("/", ":"))):
         raise UsageError("a checkpoint and --at-journal name two states: give one of them")

@@ -81,6 +81,7 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     assert run(fs, "cat", "/tasks/plan.md").out == b"one\n"
     assert run(fs, "cat", "/tasks/more.md").out == b"more\n"
     run(fs, "checkpoint", "restore", first, code=2)  # the whole tree: nobody can be asked
+    run(fs, "checkpoint", "restore", "/a", "--yes", code=2)  # a path alone is no checkpoint
     run(fs, "checkpoint", "restore", first, "--yes")
     assert run(fs, "ls", "/tasks", "--output", "text").text == "notes.md\nplan.md\n"
     run(fs, "checkpoint", "restore", done["undo_checkpoint_id"], "--yes")
