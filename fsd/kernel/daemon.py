@@ -60,6 +60,8 @@ HANG: Final = 10.0
 OPEN_RETRY: Final = 1.0
 LEASE_RETRY: Final = 0.5
 REPORT: Final = 5.0
+# How often the record, the socket and the lock are looked after.
+FINDABLE: Final = 30.0
 # So long the FUSE thread has to erase a log nobody needs any more before the process ends.
 CLOSE: Final = 1.0
 
@@ -179,6 +181,7 @@ class Daemon:
             nursery.start_soon(self._keep_lease)
         nursery.start_soon(self.stopper.watch_kernel)
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
+        nursery.start_soon(self._stay_findable, nursery)
         await self._first_stat()
         if self.options.restore_thread and not self.start.restarts:
             self.start.channel.say(await restore_head(self, volume.session))
@@ -407,6 +410,25 @@ class Daemon:
                 dumped = now
                 log.error("the FUSE thread has not turned for %.0f s; all stacks follow", now - machine.beat)
                 self.handler.dump_stacks()
+
+    async def _stay_findable(self, nursery: trio.Nursery) -> None:
+        """Commands find the mount by files that whoever tidies up may take away (/tmp by age, a runtime
+        directory at the end of a login): they are kept young, and made again."""
+        directory, mount_id = self.start.directory, self.options.mount_id
+        path = directory.socket_path(mount_id)
+        lock: int | None = None
+        while True:
+            await trio.sleep(FINDABLE)
+            try:
+                if directory.load(mount_id) is None or not path.exists():
+                    self.update()
+                    nursery.start_soon(ControlServer(listen(path), Verbs(self).table()).run)
+                    log.warning("record and control socket were gone; they were made again")
+                lock = directory.lock(mount_id) if lock is None else lock
+                for file in (directory.path, *directory.files(mount_id)):
+                    os.utime(file)
+            except OSError as exc:
+                log.warning("the mount may not be found by commands: %s", exc)
 
     async def _reports(self) -> None:
         """What is pending, for the server's record of this session, whenever it changed. Should the sandbox

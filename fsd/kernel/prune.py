@@ -31,7 +31,7 @@ def prune(directory: RuntimeDir) -> int:
     ended = []
     for mount_id in _ids(directory.path):
         if mount_id not in listed and not _needed(directory.load(mount_id)):
-            ended.append((_changed(directory.path, mount_id), mount_id))
+            ended.append((_changed(directory, mount_id), mount_id))
     old = directory.host.wall_ns() / 1e9 - RECORDS_KEPT
     ended.sort()
     beyond = len(ended) - RECORDS_MAX
@@ -52,17 +52,17 @@ def _ids(path: Path) -> set[str]:
     return {match[1] for name in names if (match := _NAME.fullmatch(name))}
 
 
-def _files(path: Path, mount_id: str) -> list[Path]:
+def _files(directory: RuntimeDir, mount_id: str) -> list[Path]:
     return [
-        *path.glob(f".{mount_id}.json.*"),
-        *(path / f"{mount_id}.{kind}" for kind in ("json", "sock", "lock")),
+        *directory.path.glob(f".{mount_id}.json.*"),
+        *directory.files(mount_id),
     ]
 
 
-def _changed(path: Path, mount_id: str) -> float:
+def _changed(directory: RuntimeDir, mount_id: str) -> float:
     """When anything of it was last written."""
     times = [0.0]
-    for file in _files(path, mount_id):
+    for file in _files(directory, mount_id):
         try:
             times.append(file.lstat().st_mtime)
         except OSError:
@@ -86,7 +86,7 @@ def _remove(directory: RuntimeDir, mount_id: str) -> bool:
     if lock is None:
         return False  # it lives
     try:
-        for file in _files(directory.path, mount_id):  # the lock is the last
+        for file in _files(directory, mount_id):  # the lock is the last
             file.unlink(missing_ok=True)
     except OSError:
         return False

@@ -93,6 +93,10 @@ class RuntimeDir:
     def socket_path(self, mount_id: str) -> Path:
         return self.path / f"{mount_id}.sock"
 
+    def files(self, mount_id: str) -> list[Path]:
+        """What a mount has here; the lock is the last."""
+        return [self.path / f"{mount_id}.{kind}" for kind in ("json", "sock", "lock")]
+
     def home(self, record: Record) -> RuntimeDir:
         """The directory the record's lock and updates are in."""
         return (

@@ -205,6 +205,24 @@ def test_a_killed_daemon_is_started_again_without_its_records(tiny: Tiny) -> Non
     assert not tiny.listed()
 
 
+def test_a_mount_whose_records_were_tidied_up_is_found_again(tiny: Tiny) -> None:
+    assert tiny.start("tidy").returncode == 0
+    before = tiny.record()
+    for left in ("json", "sock", ""):
+        old = tiny.directory.path / f"{before.mount_id}.{left}"
+        shutil.rmtree(tiny.directory.path) if not left else old.unlink()
+        wait_for(lambda: tiny.state() == runtime.MOUNTED and Path(before.socket).exists(), 10, "the record")
+        wait_for(tiny.alive, 10, "the lock")
+        told = unmount.status(tiny.place, tiny.directory)
+        assert (told["pid"], told["restarts"]) == (before.pid, 0)
+    os.utime(before.socket, (1, 1))
+    wait_for(lambda: os.stat(before.socket).st_mtime > 1, 10, "a younger socket")
+    tiny.kill_daemon()
+    wait_for(tiny.alive, 10, "the lock of the next daemon")
+    assert unmount.unmount(tiny.place, tiny.directory, 5, say, Host())["status"] == "unmounted"
+    assert not tiny.alive()
+
+
 class Scribe:
     """Makes files in a directory as fast as it can, whatever happens there."""
 

@@ -3,8 +3,8 @@
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
 BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the
 watchdog's patience, `refused` is one operation the server would not take, `stuck` one that never gets there,
-`stays` is a mount that nobody can detach; with `slow` a step right before the mount takes 2 s and makes
-BASE/slow. Exits as the command would.
+`stays` is a mount that nobody can detach, `tidy` one that looks after its files all the time; with `slow` a
+step right before the mount takes 2 s and makes BASE/slow. Exits as the command would.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def tiny(*args: Any) -> Any:
         fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
     if "slow" in sys.argv:
         fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign]
+    if "tidy" in sys.argv:
+        fsd.kernel.daemon.FINDABLE = 0.2  # type: ignore[misc]
     if "stays" in sys.argv:
         fsd.kernel.stop.detach = stays
     made = TinyVolume()
