@@ -65,6 +65,7 @@ async def create(request: Request) -> Response:
 
     def effect(tx: Tx) -> Answer:
         began = ctx.host.monotonic()
+        hold(tx, origin, grant)
         at = origin if of is None else forks.need_descendant(tx, origin, of)
         made = forks.create(tx, at, name, list(labels.items()), checkpoint, layer)
         return to_answer({**made, "server_ms": (ctx.host.monotonic() - began) * 1000}, 201)
@@ -106,6 +107,7 @@ async def delete(request: Request) -> Response:
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
+        hold(tx, origin, grant)
         fork = service.forks.need_descendant(tx, origin, name)
         return to_answer(service.filesystems.delete(tx, fork.name, cascade=cascade))
 
@@ -126,7 +128,8 @@ async def changes(request: Request) -> Response:
         fork = service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name))
         return service.merges.changes(fork, limit)
 
-    return json_response(await ctx.run(work))
+    async with ctx.compares:
+        return json_response(await ctx.run(work))
 
 
 async def merge(request: Request) -> Response:
@@ -146,16 +149,17 @@ async def merge(request: Request) -> Response:
         return service.forks.origin_of(tx, fork), fork
 
     into, fork = await ctx.run(lambda: service.db.read(pair))
-    if dry_run:
-        return json_response(await ctx.run(lambda: service.merges.rehearse(into, fork, wish)))
+    async with ctx.compares:
+        if dry_run:
+            return json_response(await ctx.run(lambda: service.merges.rehearse(into, fork, wish)))
 
-    ready = await ctx.run(lambda: service.merges.prepare(into, fork, wish))
+        ready = await ctx.run(lambda: service.merges.prepare(into, fork, wish))
 
-    def effect(tx: Tx) -> Answer:
-        hold(tx, parent, grant)
-        return to_answer(service.merges.merge(tx, into, fork, None, wish, ready))
+        def effect(tx: Tx) -> Answer:
+            hold(tx, parent, grant)
+            return to_answer(service.merges.merge(tx, into, fork, None, wish, ready))
 
-    return await _change(ctx, request, into, grant, raw, effect)
+        return await _change(ctx, request, into, grant, raw, effect)
 
 
 async def checkpoint(request: Request) -> Response:
@@ -189,7 +193,8 @@ async def rollback(request: Request) -> Response:
         hold(tx, origin, grant)
         return to_answer(service.merges.roll_back(tx, fork, service.restores, force=force))
 
-    return await _change(ctx, request, fork, grant, raw, effect)
+    async with ctx.compares:
+        return await _change(ctx, request, fork, grant, raw, effect)
 
 
 async def _change(

@@ -284,7 +284,7 @@ class Forks:
             if result == _DONE:
                 return
             if self._host.monotonic() >= deadline:
-                raise ForkCopying(f"the fork {fs.name} is still being copied")
+                raise _copying(fs)
             if result == _TAKEN:
                 time.sleep(_PAUSE)
 
@@ -406,8 +406,20 @@ class Forks:
                 raise no_file_system(name)
             return self.aliases(tx, FsRef(int(row[0]), name))
 
-        for fork in self._db.read(read):
-            self.finish(fork)
+        dependent = self._db.read(read)
+        if dependent and not self._waiters.acquire(blocking=False):
+            raise _copying(dependent[0])
+        deadline = self._host.monotonic() + FORK_WAIT
+        try:
+            for fork in dependent:
+                self.finish(fork, deadline - self._host.monotonic())
+        finally:
+            if dependent:
+                self._waiters.release()
+
+
+def _copying(fork: FsRef) -> ForkCopying:
+    return ForkCopying(f"the fork {fork.name} is still being copied")
 
 
 def _job(tx: Tx, fs: int) -> _Job | None:

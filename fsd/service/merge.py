@@ -22,7 +22,7 @@ from fsd.model.errors import Conflict, UsageError
 from fsd.model.limits import MERGE_PATTERNS_MAX, MERGE_SHOWN_MAX
 from fsd.model.names import show
 from fsd.service import pins
-from fsd.service.access import FsRef, Grant, check_own, hold_tree
+from fsd.service.access import FsRef, Grant, check_own, hold, hold_tree
 from fsd.service.commit import Commits
 from fsd.service.difference import Change, Difference
 from fsd.service.forkcopy import copy_blobs
@@ -130,7 +130,7 @@ class Merges:
         parent's feed when `status` is `merged`. With conflicts nothing is done, and they are in the answer.
         Raises `NotFound`, `Conflict` (no fork of the parent's), `LeaseHeld`, `ForkCopying`, `TooLarge`."""
         head, _ = hold_tree(tx, parent, who)
-        tx.lock_fs(fork.id)
+        hold(tx, fork)  # one that was deleted since is losing its rows
         base = _base(tx, parent, fork)
         for lease in load(tx, parent.id):
             if lease.kind == WRITER and lease.binds(self._host.wall_ns()):

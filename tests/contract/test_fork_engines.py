@@ -207,6 +207,7 @@ def test_a_write_waits_for_the_copy_somebody_else_makes(
 
 
 def test_only_a_few_requests_wait_for_copies(bench: Bench) -> None:
+    origin = bench.fs
     fill(bench, 3)
     child = fork(bench)
     forks = bench.service.forks
@@ -216,6 +217,8 @@ def test_only_a_few_requests_wait_for_copies(bench: Bench) -> None:
     mount.file(ROOT_INO, b"w", b"w")
     with pytest.raises(ForkCopying):
         mount.commit()
+    with pytest.raises(ForkCopying):
+        forks.detach(origin.name)
     for _ in range(FORK_WAITERS_MAX):
         forks._waiters.release()
     assert mount.commit() == []
@@ -314,6 +317,25 @@ def test_what_was_decided_ahead_is_not_used_when_something_changed(bench: Bench)
     done = service.db.write(lambda tx: service.merges.merge(tx, origin, child, None, Wish(), ready))
     assert done["status"] == CONFLICTS
     assert bench.tree()["f00001"] == b"ours"
+
+
+def test_a_fork_that_was_deleted_meanwhile_is_not_merged(bench: Bench) -> None:
+    """What is left of its rows must not be taken for what it holds."""
+    origin, service = bench.fs, bench.service
+    fill(bench, 3)
+    kept, child = bench.tree(), fork(bench)
+    mount = on(bench, child).mount("fork")
+    mount.file(ROOT_INO, b"new", b"theirs")
+    mount.commit()
+    ready = service.merges.prepare(origin, child, Wish())
+    service.db.write(lambda tx: service.filesystems.delete(tx, child.name))
+    service.db.write(lambda tx: tx.execute("DELETE FROM blob WHERE fs=?", (child.id,)))  # as `collect` does
+    for decided in (ready, None):
+        with pytest.raises(NotFound):
+            service.db.write(
+                lambda tx, at=decided: service.merges.merge(tx, origin, child, None, Wish(), at)  # type: ignore[misc]
+            )
+    assert on(bench, origin).tree() == kept
 
 
 def test_merging_again_brings_what_came_since(bench: Bench) -> None:

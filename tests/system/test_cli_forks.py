@@ -3,6 +3,7 @@ two servers on one database."""
 
 from __future__ import annotations
 
+import http.client
 import threading
 from pathlib import Path
 
@@ -74,6 +75,25 @@ def test_what_is_not_there(shared_fs: TestFs) -> None:
     for name in ("fs_aaaaaaaaaaaaaaaaaaaa", "x", ""):
         assert shared_fs.ask("POST", "/merges", {"fork": name}).status == 404
     assert shared_fs.ask("POST", "/merges", {"fork": shared_fs.id}).status == 404
+
+
+def test_a_token_revoked_while_its_body_arrives_makes_and_deletes_no_fork(shared_fs: TestFs) -> None:
+    server, child = shared_fs.server, fork_of(shared_fs)
+    base = f"/v1/file-systems/{shared_fs.id}"
+    for method, path in (("POST", "/forks"), ("DELETE", f"/forks/{child.id}")):
+        token = server.admin("POST", f"{base}/tokens", {}).json
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client.putrequest(method, base + path)
+        client.putheader("Authorization", f"Bearer {token['fs_token']}")
+        client.putheader("Content-Length", "2")
+        client.putheader("Expect", "100-continue")
+        client.endheaders()
+        assert client.sock.recv(1000).startswith(b"HTTP/1.1 100"), "after the look at the token"
+        assert server.admin("POST", f"{base}/tokens/{token['token_id']}/disable", {}).status == 200
+        client.send(b"{}")
+        assert client.getresponse().status == 401
+        client.close()
+    assert [one["file_system_id"] for one in shared_fs.ask("GET", "/forks").json["forks"]] == [child.id]
 
 
 def test_the_same_request_makes_one_fork_and_shows_its_token_again(shared_fs: TestFs) -> None:
