@@ -128,9 +128,12 @@ def _cursor(request: Request) -> tuple[int, bytes] | None:
         return None
     try:
         parent, _, name = base64.urlsafe_b64decode(text.encode()).partition(b"/")
-        return int(parent), name
+        number = int(parent)
+        if not 0 <= number < _NUMBER_MAX:
+            raise ValueError(number)
     except (ValueError, UnicodeEncodeError) as exc:
         raise UsageError("the cursor is none this route gave") from exc
+    return number, name
 
 
 def _conflict(one: Conflict) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model.errors import NotFound
+from fsd.model.errors import NotFound, Unavailable
 from fsd.model.limits import EXPORT_PIN
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins, records
@@ -126,7 +126,8 @@ class InThread:
             pin=pin,
         )
         Manifests.check_place(tx, fs, new, place.expected, place.writer, now)
-        tx.execute("UPDATE pin SET kind='checkpoint', ref=?, expires=NULL WHERE id=?", (name, pin))
+        if not tx.execute("UPDATE pin SET kind='checkpoint', ref=?, expires=NULL WHERE id=?", (name, pin)):
+            raise Unavailable("the state was let go while it was read", hint="try again")
         self._host.crash_point("checkpoint.inthread")
         records.insert(tx, fs, new, keys_of(files, []))
         return {

@@ -504,3 +504,9 @@ def test_the_state_of_another_filesystem_is_refused_and_stays(
         one.unmount()
     finally:
         one.close()
+
+
+@pytest.mark.parametrize("text", [b"%d/x" % 2**70, b"-1/x", b"x/x", b"/", b"\xff"])
+def test_a_cursor_of_conflicts_that_is_none(shared_fs: TestFs, text: bytes) -> None:
+    cursor = base64.urlsafe_b64encode(text).decode()
+    assert shared_fs.ask("GET", f"/conflicts/?cursor={cursor}").status == 400
