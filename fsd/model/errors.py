@@ -206,7 +206,10 @@ class NotDrained(FsdError):
     code = "not_drained"
     status = 409
     exit_code = 6
-    default_hint = "keep this machine; the next `fsd mount` of the same place sends it"
+    default_hint = (
+        "keep this machine: the next `fsd mount` of the same place, or `fsd recover`, sends it or says what "
+        "else can be done"
+    )
 
 
 class Busy(FsdError):

@@ -234,7 +234,7 @@ class Paths:
         if node.ino == ROOT_INO or (there is not None and there.ino == ROOT_INO):
             raise PosixError(errno.EBUSY, "the root cannot be moved or replaced")
         if there is not None and not overwrite:
-            raise _exists(place.path, there)
+            raise _exists(place.path, there, hint="with overwrite (`fsd mv --overwrite`) it is replaced")
         if node.is_dir and place.path.startswith(origin.path + b"/"):
             raise PosixError(errno.EINVAL, f"{show(origin.path)} cannot move below itself")
         if origin.path.startswith(place.path + b"/"):
@@ -412,10 +412,12 @@ class Builder:
             self.add(ops.Unlink, ops.UNLINK, parent, name, node.ino, node.cseq, self.now)
 
 
-def _exists(path: bytes, there: Attr) -> Conflict:
+def _exists(path: bytes, there: Attr, *, hint: str = "") -> Conflict:
     """Something must not be replaced: what is there, by its revision."""
     return Conflict(
-        f"{show(path)} exists", details={"errno": "EEXIST", "revision": f"{there.ino}:{there.cseq}"}
+        f"{show(path)} exists",
+        hint=hint,
+        details={"errno": "EEXIST", "revision": f"{there.ino}:{there.cseq}"},
     )
 
 

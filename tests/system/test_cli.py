@@ -194,6 +194,8 @@ def test_files_in_the_short_spelling(shared_fs: TestFs, tmp_path: Path) -> None:
     fsd(shared_fs, "mkdir", "-p", "-m", "750", "/tasks/x/y")
     assert fsd(shared_fs, "stat", "/tasks/x/y", "--query", "mode", "--output", "text").text == "750\n"
     fsd(shared_fs, "mv", "/tasks/copy", "/tasks/x/moved")
+    there = fsd(shared_fs, "mv", "/tasks/from-stdin", "/tasks/x/moved", code=1)
+    assert "--overwrite" in there.err
     fsd(shared_fs, "chmod", "600", "/tasks/x/moved")
     fsd(shared_fs, "ln", "/tasks/x/moved", "/tasks/x/hard")
     fsd(shared_fs, "ln", "-s", "moved", "/tasks/x/soft")
