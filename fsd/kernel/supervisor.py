@@ -258,7 +258,7 @@ class Supervisor:
         self._directory = directory
         self._channel = channel
         self._reader = reader
-        self._stops = 0
+        self._stops = self._told = 0
         self._pipe: int | None = None
         self._restarts = 0
         self._recent: deque[float] = deque()
@@ -277,7 +277,13 @@ class Supervisor:
 
     def _on_stop(self, number: int, frame: object) -> None:
         self._stops += 1
-        if self._pipe is not None:
+        self._tell_stops()
+
+    def _tell_stops(self) -> None:
+        """A byte for each stop this daemon was not told of. A signal may come between any two steps here, and
+        one stop must not be told twice: two mean "at once"."""
+        while self._pipe is not None and self._told < self._stops:
+            self._told += 1
             with contextlib.suppress(OSError):
                 os.write(self._pipe, b"s")
 
@@ -294,9 +300,9 @@ class Supervisor:
             start = Start(self._place, self._directory, self._channel, read_end, self._restarts, os.getppid())
             _in_child(lambda: _daemon(options, start))
         os.close(read_end)
+        self._told = 0
         self._pipe = write_end
-        if self._stops:
-            self._on_stop(0, None)
+        self._tell_stops()
         if self._reader is not None and not self._reader.ident:
             self._reader.start()
         self._notify(f"MAINPID={os.getpid()}")

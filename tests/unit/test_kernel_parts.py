@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
 from fsd.kernel import feed
+from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import REPEATS, WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, Machine
 from fsd.kernel.mini import Scheduler
@@ -21,6 +23,7 @@ from fsd.kernel.mountpoint import parse_mountinfo
 from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
 from fsd.kernel.options import mount_id
 from fsd.kernel.stop import MERGE, Stopper
+from fsd.kernel.supervisor import Supervisor
 from fsd.model.errors import Unavailable
 from fsd.model.limits import PARKED_MAX
 from fsd.vfs.types import Invalidation, Want
@@ -195,6 +198,43 @@ class FakeNursery:
 
     def start_soon(self, func: Any) -> None:
         self.started.append(func.__name__)
+
+
+class TestSupervisor:
+    @pytest.mark.parametrize("early", [True, False])
+    def test_a_stop_while_a_daemon_is_started_is_told_once(
+        self, early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before or after the pipe is there: the second byte of one Ctrl-C would end it unflushed."""
+        read_end, write_end = os.pipe()
+        directory = SimpleNamespace(read=lambda mount_id: None)
+        made = Supervisor(
+            cast(Any, SimpleNamespace(mount_id="m", notify_socket=None)),
+            tmp_path,
+            cast(Any, directory),
+            Channel(None),
+        )
+        told: list[bytes] = []
+
+        def ends(pid: int, how: int) -> tuple[int, int]:
+            told.append(os.read(read_end, 16))
+            return pid, 0
+
+        def set_pipe(name: str, value: object) -> None:
+            object.__setattr__(made, name, value)
+            if name == "_pipe" and value is not None and not early:
+                made._on_stop(15, None)  # the signal comes right here
+
+        monkeypatch.setattr(os, "pipe", lambda: (os.dup(read_end), os.dup(write_end)))
+        monkeypatch.setattr(os, "fork", lambda: 1 << 22)
+        monkeypatch.setattr(os, "waitpid", ends)
+        monkeypatch.setattr(Supervisor, "__setattr__", lambda self, name, value: set_pipe(name, value))
+        if early:
+            made._on_stop(15, None)
+        made._one_daemon()
+        assert told == [b"s"]
+        os.close(read_end)
+        os.close(write_end)
 
 
 class TestStopRoutes:
