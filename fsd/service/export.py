@@ -22,7 +22,7 @@ from fsd.model.limits import EXPORT_PAGE, EXPORT_PIN, UPLOAD_PACK
 from fsd.service import pins
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.packs import Packs
-from fsd.service.retained import At, State, state_of
+from fsd.service.retained import At, State, state_of, still
 from fsd.service.tree import Walked, resolve, walk
 from fsd.service.upload import Reading, assemble, open_blobs
 
@@ -126,7 +126,7 @@ class Export:
             size += batch[-1].attr.size
         need: set[bytes] = set()
         need = need.union(*(blocks.hashes(one.attr.first_block()) for one in batch))
-        data = open_blobs(self._packs, self._state.fs, need) if need else {}
+        data = open_blobs(self._packs, self._fs.id, need) if need else {}
         return b"".join(piece for one in batch for piece in self._small_one(one, data))
 
     def _small_one(self, one: Walked, data: dict[bytes, bytes]) -> Iterator[bytes]:
@@ -141,7 +141,8 @@ class Export:
         def read(tx: Tx) -> list[Walked]:
             state_of(tx, self._fs)  # the filesystem may go while it is sent
             attr, at = self._top.attr, self._state.at
-            return list(walk(tx, self._state.fs, attr, self._after, EXPORT_PAGE, at))
+            rows_of = still(tx, self._fs, self._state).fs
+            return list(walk(tx, rows_of, attr, self._after, EXPORT_PAGE, at))
 
         found = self._db.read(read)
         self._walked = len(found) < EXPORT_PAGE
@@ -155,9 +156,12 @@ class Export:
         attr = one.attr
         header, content = self._head(one)
         if content:
-            self._reading = self._db.read(
-                lambda tx: Reading.open(tx, self._db, self._packs, self._fs, self._state, attr, 0, attr.size)
-            )
+
+            def read(tx: Tx) -> Reading:
+                state = still(tx, self._fs, self._state)
+                return Reading.open(tx, self._db, self._packs, self._fs, state, attr, 0, attr.size)
+
+            self._reading = self._db.read(read)
             self._padding = -attr.size % tarfile.BLOCKSIZE
         return header
 

@@ -30,7 +30,7 @@ from fsd.service import names
 from fsd.service.access import FsRef, hold_tree
 from fsd.service.contract_check import FILES, JsonObject, is_path, name_of, stays_inside
 from fsd.service.packs import Packs
-from fsd.service.retained import At, State, state_of
+from fsd.service.retained import At, State, state_of, still
 from fsd.service.tree import block_parts, resolve, walk
 from fsd.service.upload import Reading
 
@@ -108,11 +108,14 @@ class Renderer:
             known = self._hashed.get(key)
         if known is not None:
             return known
-        read = self._db.read(
-            lambda tx: Reading.open(tx, self._db, self._packs, fs, state, file.attr, 0, file.attr.size)
-        )
+
+        def read(tx: Tx) -> Reading:
+            now = still(tx, fs, state)
+            return Reading.open(tx, self._db, self._packs, fs, now, file.attr, 0, file.attr.size)
+
+        reading = self._db.read(read)
         made = hashlib.sha256()
-        while piece := read.next_piece():
+        while piece := reading.next_piece():
             made.update(piece)
         with self._mutex:
             self._hashed[key] = made.digest()

@@ -54,6 +54,12 @@ def source(tx: Tx, fs: int) -> int:
         fs = int(row[1])
 
 
+def still(tx: Tx, fs: FsRef, state: State) -> State:
+    """`state` of `fs`, found in an earlier transaction and kept by a pin of `fs`, as it is read now: a fork
+    that was copied since has the rows itself, and its origin may have let them go."""
+    return state if state.fs == fs.id else state._replace(fs=source(tx, fs.id))
+
+
 def is_pinned(tx: Tx, fs: int, seq: int) -> bool:
     return tx.one("SELECT 1 FROM pin WHERE fs=? AND seq=? LIMIT 1", (fs, seq)) is not None
 

@@ -27,7 +27,7 @@ from fsd.model.limits import (
 )
 from fsd.service.access import FsRef
 from fsd.service.packs import Packs, Prepared
-from fsd.service.retained import State, is_pinned
+from fsd.service.retained import State, is_pinned, still
 from fsd.service.tree import block_parts, inode, seq_of
 from fsd.wire.frame import Blob, make_blob, open_blob
 
@@ -225,7 +225,7 @@ class Reading:
         wanted = [self._blocks.pop(idx, blocks.HOLE) for idx in range(first, last + 1)]
         need: set[bytes] = set().union(*(blocks.hashes(parts) for parts in wanted))
         try:
-            data = open_blobs(self._packs, self._state.fs, need)
+            data = open_blobs(self._packs, self._fs.id, need)
         except IntegrityError:
             self._db.read(lambda tx: seq_of(tx, self._fs.id))  # a deleted filesystem's blobs are no loss
             raise
@@ -239,7 +239,7 @@ class Reading:
 
     def _load(self, first: int) -> None:
         def read(tx: Tx) -> dict[int, Parts]:
-            fs, at = self._state.fs, self._state.at
+            fs, at = still(tx, self._fs, self._state).fs, self._state.at
             if at is not None and not is_pinned(tx, fs, at):
                 raise Conflict("the state was let go while it was read")
             now = inode(tx, fs, self._attr.ino, at)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import random
+import tarfile
 import threading
 import time
 from typing import Any
@@ -9,14 +12,20 @@ from typing import Any
 import pytest
 from support.bench import Bench
 
+from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import Busy, Conflict, ForkCopying, LeaseHeld, NotFound
 from fsd.model.limits import BLOCK, FEED_TOLD_MAX, FORK_ALIASES_MAX, FORK_WAITERS_MAX
 from fsd.service.access import ADMIN_GRANT, FsRef
 from fsd.service.audit import audit
+from fsd.service.export import Export
 from fsd.service.leases import Exclusive
 from fsd.service.merge import CONFLICTS, MERGED, NOTHING, UNDO, Wish
 from fsd.service.native import Ask
+from fsd.service.retained import state_of
+from fsd.service.sweep import Terms
+from fsd.service.tree import inode
+from fsd.service.upload import Reading
 
 
 def fork(bench: Bench, of: FsRef | None = None, checkpoint: str | None = None) -> FsRef:
@@ -155,6 +164,40 @@ def test_forks_of_forks_before_any_is_copied(bench: Bench) -> None:
         continue
     assert bench.tree() == kept
     on(bench, origin)
+
+
+def test_what_is_read_of_a_fork_while_it_is_copied_comes_whole(
+    bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export, and a file, opened on the origin's rows; then those go."""
+    origin, service = bench.fs, bench.service
+    made = fill(bench, 4)
+    mount = bench.mount("large")
+    monkeypatch.setattr("fsd.service.upload.READ_SNAPSHOT_BLOCKS", 1)
+    data = b"".join(random.Random(seed + at).randbytes(1024) * (BLOCK // 1024) for at in range(3))
+    made[b"large"] = mount.file(ROOT_INO, b"large", data)
+    mount.commit()
+    child = fork(bench)
+    export = Export.open(service.db, service.packs, bench.host, child, ADMIN_GRANT, None, ())
+
+    def opened(tx: Tx) -> Reading:
+        state = state_of(tx, child)
+        attr = inode(tx, state.fs, made[b"large"], state.at)
+        assert attr is not None
+        return Reading.open(tx, service.db, service.packs, child, state, attr, 0, attr.size)
+
+    reading = service.db.read(opened)
+    service.forks.finish(child)
+    head = service.feed.head(origin)
+    for name, ino in made.items():
+        mount.unlink(ROOT_INO, name, ino, head)
+    mount.commit()
+    service.db.write(lambda tx: tx.execute("UPDATE blob SET fresh=0 WHERE fs=?", (origin.id,)))
+    service.sweep.call(origin.name, Terms(0.0), "")
+    assert b"".join(iter(reading.next_piece, b"")) == data
+    with tarfile.open(fileobj=io.BytesIO(b"".join(iter(export.next_piece, b"")))) as tar:
+        assert sorted(tar.getnames()) == sorted([".", *(f"./{name.decode()}" for name in made)])
+    export.close()
 
 
 def test_deleting_what_forks_read(bench: Bench) -> None:
