@@ -149,7 +149,7 @@ ROWS: Final = (
     ),
     *(
         Command(
-            words, (), GROUP, "give back the room of what nothing shows any more",
+            words, (), group, text,
             f"fsd {' '.join(words)} --older-than 1d --dry-run", "do_sweep:sweep", identity="admin",
             changes=True, plan=("POST", "/v1/sweep", "remove what nothing has used for the grace"),
             flags=(
@@ -159,7 +159,10 @@ ROWS: Final = (
                 switch("--vacuum", "afterwards give the database's free room back to its disk"),
             ),
         )
-        for words in (("sweep",), ("checkpoint", "sweep"))
+        for words, group, text in (
+            (("sweep",), GROUP, "give back the room of what nothing shows any more"),
+            (("checkpoint", "sweep"), "Checkpoints", "the same as fsd sweep"),
+        )
     ),
     Command(
         ("audit",), (), "Other", "check the invariants of what a stopped server stored; plan repairs",
