@@ -35,7 +35,8 @@ async def keep_state(request: Request) -> Response:
     def work(tx: Tx) -> mountpin.Kept:
         return mountpin.keep(tx, fs, int(number), at, ctx.host.wall_ns())
 
-    kept = await ctx.run(lambda: ctx.service.db.write(work))
+    service = ctx.service
+    kept = await ctx.run(lambda: service.forks.when_copied(fs, lambda: service.db.write(work)))
     return json_response(
         {"fs_seq": kept.seq, "expires_at": rfc3339(kept.expires), "renew_after_s": MOUNT_PIN / 3}
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fsd.meta.database import Tx
-from fsd.model.errors import NotFound
+from fsd.model.errors import ForkCopying
 from fsd.model.limits import MOUNT_PIN
 from fsd.model.times import NS
 from fsd.service import pins
@@ -32,16 +32,14 @@ class Kept:
 
 def keep(tx: Tx, fs: FsRef, session: int, at: At, now: int) -> Kept:
     """Pin the state `at` for a mount session, or extend its pin. Raises `NotFound` when the state is not
-    retained (any more), `SessionUnknown`."""
+    retained (any more), `SessionUnknown`, `ForkCopying` while the state is still the origin's: outside of
+    the transaction the caller waits (`Forks.when_copied`)."""
     hold(tx, fs)
     if tx.one("SELECT 1 FROM session WHERE id=? AND fs=?", (session, fs.id)) is None:
         raise unknown(session)
     state = state_of(tx, fs, at)
     if state.fs != fs.id:
-        raise NotFound(
-            f"{fs.name} is a fork that is still being copied: its states are not its own yet",
-            hint="try again in a moment",
-        )
+        raise ForkCopying(f"the fork {fs.name} is still being copied: its states are not its own yet")
     ref, expires = str(session), now + int(MOUNT_PIN * NS)
     known = tx.one(FIND_SQL, (fs.id, state.seq, KIND, ref))
     if known is None:

@@ -6,7 +6,7 @@ import pytest
 from support.bench import Bench, Mount
 
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import NotFound, SessionUnknown
+from fsd.model.errors import ForkCopying, NotFound, SessionUnknown
 from fsd.model.limits import MOUNT_PIN
 from fsd.model.times import NS
 from fsd.service import expire, mountpin
@@ -48,6 +48,21 @@ def changed(bench: Bench) -> tuple[Mount, str]:
     m.write(ino, b"longer", 1)
     m.commit()
     return m, name
+
+
+def test_a_state_of_a_fork_is_kept_once_it_is_copied(bench: Bench) -> None:
+    changed(bench)
+    service, origin = bench.service, bench.fs
+    made = service.db.write(lambda tx: service.forks.create(tx, origin, "f", []))
+    bench.fs = service.filesystems.get(made["file_system_id"])
+    name, session = checkpoint(bench), bench.mount().session
+    with pytest.raises(ForkCopying) as told:
+        keep(bench, session, At(checkpoint=name))
+    assert told.value.retryable
+    assert pins(bench) == []
+    kept = service.forks.when_copied(bench.fs, lambda: keep(bench, session, At(checkpoint=name)))
+    assert pins(bench) == [(kept.seq, NOW + int(MOUNT_PIN * NS))]
+    assert content_at(bench, kept.seq) == len(b"longer")
 
 
 def test_a_state_outlives_its_checkpoint_as_long_as_it_is_asked_for(bench: Bench) -> None:
