@@ -28,7 +28,7 @@ from fsd.server.context import (
 )
 from fsd.server.route import RouteDef, route
 from fsd.service.access import ACTIVE, ADMIN, DISABLED, FsRef
-from fsd.service.idempotency import Answer
+from fsd.service.idempotency import Answer, Call
 from fsd.service.threads import check_terms, store_terms
 from fsd.service.tokens import PAGE_MAX
 
@@ -119,7 +119,7 @@ async def delete(request: Request) -> Response:
     def effect(tx: Tx) -> Answer:
         return to_answer(service.filesystems.delete(tx, name, cascade=cascade))
 
-    if detach:
+    if detach and not await was_asked(ctx, idempotent_call(request, ADMIN, raw)):
         await ctx.run(lambda: service.forks.detach(name))
     return await write(ctx, request, raw, effect)
 
@@ -192,6 +192,11 @@ async def managed(ctx: Context, request: Request) -> FsRef:
         name = check_fs_name(request.path_params["id"])
         return await ctx.run(lambda: ctx.service.filesystems.get(name))
     return (await ctx.who(request))[0]
+
+
+async def was_asked(ctx: Context, call: Call | None) -> bool:
+    """Whether a request comes again: what it does ahead of its transaction may not be possible any more."""
+    return call is not None and await ctx.run(lambda: ctx.service.idempotency.knows(call))
 
 
 async def write(ctx: Context, request: Request, raw: bytes, effect: Callable[[Tx], Answer]) -> Response:

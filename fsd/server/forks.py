@@ -30,7 +30,7 @@ from fsd.server.context import (
     string,
     to_answer,
 )
-from fsd.server.control import ONE
+from fsd.server.control import ONE, was_asked
 from fsd.server.route import RouteDef, route
 from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 from fsd.service.idempotency import Answer
@@ -111,7 +111,7 @@ async def delete(request: Request) -> Response:
         fork = service.forks.need_descendant(tx, origin, name)
         return to_answer(service.filesystems.delete(tx, fork.name, cascade=cascade))
 
-    if detach:
+    if detach and not await was_asked(ctx, idempotent_call(request, grant.token_id, raw)):
         await ctx.run(lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name)))
         await ctx.run(lambda: service.forks.detach(name))
     return await _write(ctx, request, grant, raw, effect)

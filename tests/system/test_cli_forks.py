@@ -102,6 +102,21 @@ def test_the_same_request_makes_one_fork_and_shows_its_token_again(shared_fs: Te
     assert len(shared_fs.ask("GET", "/forks").json["forks"]) == 1
 
 
+def test_a_deletion_that_comes_again_gets_its_answer(shared_server: Server) -> None:
+    fs = shared_server.create()
+    child = fork_of(fs)
+    for route, token in (
+        (f"/v1/file-systems/{fs.id}/forks/{child.id}", fs.token),
+        (f"/v1/file-systems/{fs.id}", shared_server.admin_key),
+    ):
+        key = {"Idempotency-Key": "delete"}
+        first, second = (
+            shared_server.ask("DELETE", f"{route}?detach=1", {}, token=token, headers=key) for _ in range(2)
+        )
+        assert first.status == 200, first.body
+        assert second.json == first.json and second.headers["idempotent-replay"] == "true"
+
+
 def test_on_the_command_line(shared_server: Server, tmp_path: Path) -> None:
     fs = shared_server.create()
     env = {**fs.env}
