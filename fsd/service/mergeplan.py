@@ -145,21 +145,46 @@ class Plan:
 
     def number(self, ino: int) -> int | None:
         """The parent's number for the fork's inode; None: it has none, and gets none so far."""
+        found = self._known(ino)
+        if found is not None or self.base.attr(ino) is None:
+            return found
+        for parent, name in self.base.names(ino):
+            there = self._directory(parent)
+            found = None if there is None else self._below(there, name, ino)
+            if found is not None:
+                return found
+        return None
+
+    def _known(self, ino: int) -> int | None:
         if ino in self._numbers:
             return self._numbers[ino]
-        if ino in self.made or self.view.node(ino) is not None:
-            return ino
-        was = self.base.attr(ino)
-        if was is None:
+        return ino if ino in self.made or self.view.node(ino) is not None else None
+
+    def _directory(self, ino: int) -> int | None:
+        """`number` of a directory: by the nearest one above it that is known, however deep it lies."""
+        way: list[Key] = []
+        number = self._known(ino)
+        while number is None:
+            if self.base.attr(ino) is None:
+                return None
+            ((above, name),) = self.base.names(ino)
+            way.append((ino, name))
+            ino = above
+            number = self._known(ino)
+        for below, name in reversed(way):
+            number = self._below(number, name, below)
+            if number is None:
+                return None
+        return number
+
+    def _below(self, there: int, name: bytes, ino: int) -> int | None:
+        """The parent's inode of that name, if it can be the fork's `ino`."""
+        was, slot = self.base.attr(ino), self.view.name(there, name)
+        node = None if slot is None else self.view.node(slot.ino)
+        if was is None or node is None or stat.S_IFMT(was.mode) != stat.S_IFMT(node.mode):
             return None
-        for parent, name in self.base.names(ino):
-            there = self.number(parent)
-            slot = None if there is None else self.view.name(there, name)
-            node = None if slot is None else self.view.node(slot.ino)
-            if node is not None and stat.S_IFMT(was.mode) == stat.S_IFMT(node.mode):
-                self._numbers[ino] = node.ino
-                return node.ino
-        return None
+        self._numbers[ino] = node.ino
+        return node.ino
 
     def _is(self, ino: int, ours: int) -> bool:
         """Whether the fork's `ino` is the parent's `ours`; 0 is nothing."""

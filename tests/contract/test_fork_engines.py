@@ -422,6 +422,26 @@ def test_a_fork_of_a_fork_is_merged_into_its_own_origin(bench: Bench) -> None:
     assert on(bench, origin).tree()["deep"] == b"deep"
 
 
+def test_what_lay_below_very_many_directories_that_went(bench: Bench) -> None:
+    origin, service = bench.fs, bench.service
+    mount, at = bench.mount(), ROOT_INO
+    line: list[tuple[int, int]] = []
+    for _ in range(1100):
+        line.append((at, mount.mkdir(at, b"d")))
+        at = line[-1][1]
+    mount.commit()
+    child = fork(bench)
+    theirs = on(bench, child).mount("theirs")
+    theirs.file(at, b"new", b"new")
+    theirs.commit()
+    on(bench, origin)
+    for above, ino in reversed(line):
+        mount.rmdir(above, b"d", ino)
+    mount.commit()
+    told = service.merges.rehearse(origin, child, Wish())
+    assert (told["status"], told["conflicts_total"]) == (CONFLICTS, 1)
+
+
 def test_a_large_merge_tells_readers_to_start_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fsd.service.feed.FEED_TOLD_MAX", 50)
     assert FEED_TOLD_MAX > 1000
