@@ -184,6 +184,7 @@ LEASE_TTL: Final = 30.0  # of a lease that is not renewed any more
 LEASE_TTL_MIN: Final = 1.0
 LEASE_TTL_MAX: Final = 24 * 3600.0
 LEASES_MAX: Final = 1000  # of a filesystem at the same time
+LEASES_PAST_MAX: Final = 1000  # remembered of those that expired or were taken
 LEASE_KEEP: Final = 30 * 24 * 3600.0  # how long it is remembered who took a lost one
 LOCK_PATH_MAX: Final = 4096
 CONFLICTS_MAX: Final = 100_000  # remembered of a filesystem; then the oldest are forgotten, their copies stay

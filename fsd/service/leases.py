@@ -13,7 +13,14 @@ from typing import Final
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Busy, LeaseLost, UsageError
-from fsd.model.limits import LEASE_KEEP, LEASE_TTL_MAX, LEASE_TTL_MIN, LEASES_MAX, LOCK_PATH_MAX
+from fsd.model.limits import (
+    LEASE_KEEP,
+    LEASE_TTL_MAX,
+    LEASE_TTL_MIN,
+    LEASES_MAX,
+    LEASES_PAST_MAX,
+    LOCK_PATH_MAX,
+)
 from fsd.model.names import show
 from fsd.model.times import NS, rfc3339
 from fsd.service.access import FsRef, Grant, hold, hold_tree
@@ -191,17 +198,29 @@ class Leases:
             tx.execute("UPDATE fs SET writers=writers-1 WHERE id=?", (fs.id,))
 
     def _tidy(self, tx: Tx, fs: FsRef, now: int) -> list[Lease]:
-        """The filesystem's leases, without those nobody will ask about. Raises `Busy` at the bound."""
-        kept: list[Lease] = []
-        old: list[Lease] = []
-        for one in load(tx, fs.id):
-            late = now - one.expires > LEASE_KEEP * NS
-            (old if late and (one.ended or one.kind == LOCK) else kept).append(one)
+        """The filesystem's leases, without those nobody will ask about. Every commit beside a writer looks
+        at all of them, and sandboxes that are killed give none up: of those that bind nobody, LEASES_PAST_MAX
+        are remembered, the newest. Raises `Busy` at the bound of those that do."""
+        leases = load(tx, fs.id)
+        bind = sum(1 for one in leases if one.binds(now))
+        if bind >= LEASES_MAX:
+            raise Busy(f"{LEASES_MAX} leases are held in this filesystem", hint="release some, or wait")
+        past = [one for one in leases if not one.binds(now)]
+        # What is still its session's goes last.
+        past.sort(key=lambda one: (one.kind == WRITER and not one.ended, one.expires))
+        over = max(0, len(past) - LEASES_PAST_MAX)
+        old = past[:over] + [
+            one
+            for one in past[over:]
+            if now - one.expires > LEASE_KEEP * NS and (one.ended or one.kind == LOCK)
+        ]
         if old:
             tx.many("DELETE FROM lease WHERE fs=? AND fence=?", [(fs.id, one.fence) for one in old])
-        if sum(1 for one in kept if one.binds(now)) >= LEASES_MAX:
-            raise Busy(f"{LEASES_MAX} leases are held in this filesystem", hint="release some, or wait")
-        return kept
+        lost = sum(1 for one in old if one.kind == WRITER and not one.ended)
+        if lost:
+            tx.execute("UPDATE fs SET writers=writers-? WHERE id=?", (lost, fs.id))
+        gone = {one.fence for one in old}
+        return [one for one in leases if one.fence not in gone]
 
     def _announce(self, tx: Tx, fs: FsRef, ino: int) -> None:
         row = tx.one("UPDATE fs SET seq=seq+1 WHERE id=? RETURNING seq", (fs.id,))

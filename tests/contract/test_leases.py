@@ -378,3 +378,23 @@ def test_bounds(bench: Bench) -> None:
     CLOCK.pass_(1000 + LEASE_KEEP + 1)
     lock(bench, b"/one-more")
     assert len(bench.service.db.read(lambda tx: load(tx, bench.fs.id))) == 1
+
+
+def test_killed_holders_do_not_pile_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had a subtree of its own, so nobody ever takes them."""
+    monkeypatch.setattr("fsd.service.leases.LEASES_PAST_MAX", 3)
+    maker = bench.mount("maker")
+    tops = [maker.mkdir(ROOT_INO, b"%d" % at) for at in range(6)]
+    assert not maker.commit()
+    holders: list[Holder] = []
+    for at, top in enumerate(tops):
+        holders.append(Holder(bench, f"box{at}", top))
+        CLOCK.pass_(TTL + 1)
+    held = bench.service.db.read(lambda tx: load(tx, bench.fs.id))
+    assert [one.fence for one in held] == [one.fence for one in holders[2:]]
+    assert writers(bench) == 4
+    holders[0].file(tops[0], b"f", b"late")
+    with pytest.raises(LeaseLost):
+        holders[0].renew()
+    assert holders[-2].renew().fence > holders[-1].fence, "nobody took it: it comes back"
+    assert not audit(bench.service.db, bench.fs)
