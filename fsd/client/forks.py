@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 from fsd.client.control import BASE, JsonObject
 from fsd.client.http import Http
@@ -20,6 +21,9 @@ class Forks:
     def __init__(self, http: Http, file_system_id: str) -> None:
         self._http = http
         self.path = f"{BASE}/{file_system_id}"
+
+    def _one(self, fork: str) -> str:
+        return f"{self.path}/forks/{quote(fork, safe='')}"
 
     def create(
         self,
@@ -56,19 +60,19 @@ class Forks:
 
     def changes(self, fork: str, limit: int = 1000) -> JsonObject:
         """What a fork changed since it was made or last merged."""
-        return self._http.json("GET", f"{self.path}/forks/{fork}/changes", query={"limit": limit})
+        return self._http.json("GET", self._one(fork) + "/changes", query={"limit": limit})
 
     def checkpoint(self, fork: str, label: str | None = None) -> JsonObject:
         """A checkpoint of a fork."""
         body = {} if label is None else {"label": label}
-        return self._http.json("POST", f"{self.path}/forks/{fork}/checkpoints", body=body)
+        return self._http.json("POST", self._one(fork) + "/checkpoints", body=body)
 
     def rollback(self, fork: str, *, force: bool = False) -> JsonObject:
         """Take back what a fork changed since then."""
-        path = f"{self.path}/forks/{fork}/rollback"
+        path = self._one(fork) + "/rollback"
         return self._http.json("POST", path, body={"force": force}, wait=LONG)
 
     def delete(self, fork: str, *, cascade: bool = False, detach: bool = False) -> JsonObject:
         """Delete a fork, with `cascade` those that still read its files too; `detach` copies those first."""
         query = {"cascade": int(cascade), "detach": int(detach)}
-        return self._http.json("DELETE", f"{self.path}/forks/{fork}", query=query)
+        return self._http.json("DELETE", self._one(fork), query=query)

@@ -102,6 +102,15 @@ def test_the_same_request_makes_one_fork_and_shows_its_token_again(shared_fs: Te
     assert len(shared_fs.ask("GET", "/forks").json["forks"]) == 1
 
 
+def test_an_id_is_taken_whole(shared_server: Server) -> None:
+    """What follows a `?` must not be cut off: it would be another fork that goes."""
+    fs = shared_server.create()
+    child = fork_of(fs)
+    for name in (f"{child.id}?x", f"{child.id}/x", f"x/../{child.id}"):
+        assert inside("delete", name, "--yes", env=fs.env).code == 5
+    assert child.ask("GET", "/list/").status == 200
+
+
 def test_a_deletion_that_comes_again_gets_its_answer(shared_server: Server) -> None:
     fs = shared_server.create()
     child = fork_of(fs)
