@@ -26,8 +26,12 @@ def audit_leases(tx: Tx, fs: FsRef, say: Say) -> None:
     for one in load(tx, fs.id):
         if not 0 < one.fence <= row[1]:
             say("one way", f"lease {one.fence}", f"its fence is above the filesystem's, {row[1]}")
-    above = {one.fence: set(upwards(tx, fs.id, one.ino)) for one in writers}
-    for one in writers:
-        for other in writers:
+    # A rename may bring one that expired together with another's: only those count that bound at the newest
+    # change, the latest time that is known here.
+    row = tx.one("SELECT at FROM change WHERE fs=? ORDER BY seq DESC LIMIT 1", (fs.id,))
+    bound = [one for one in writers if row is None or one.binds(int(row[0]))]
+    above = {one.fence: set(upwards(tx, fs.id, one.ino)) for one in bound}
+    for one in bound:
+        for other in bound:
             if other.fence > one.fence and one.ino in above[other.fence]:
                 say("one way", f"lease {other.fence}", f"it lies in the subtree of lease {one.fence}")

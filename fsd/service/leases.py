@@ -117,6 +117,7 @@ class Leases:
             lease = self._of(tx, fs, session, fence)
             old, now = lease.fence, self._host.wall_ns()
             if lease.kind == WRITER and not lease.binds(now):
+                self._check_free(tx, fs, lease, now)
                 lease = lease._replace(fence=_next_fence(tx, fs))
             lease = lease._replace(expires=now + int(ttl * NS))
             tx.execute(
@@ -126,6 +127,16 @@ class Leases:
             return lease
 
         return self._db.write(run)
+
+    @staticmethod
+    def _check_free(tx: Tx, fs: FsRef, lease: Lease, now: int) -> None:
+        """Whoever takes an overlapping lease ends one that expired; but a rename, too, may have brought it
+        together with another's since. Raises `LeaseLost`."""
+        way = upwards(tx, fs.id, lease.ino)
+        for one in load(tx, fs.id):
+            other = one.kind == WRITER and one.fence != lease.fence and one.binds(now)
+            if other and _overlap(tx, fs.id, one.ino, lease.ino, way):
+                raise LeaseLost(f"the writer lease of {show(lease.path)} expired, and {one}")
 
     def release(self, fs: FsRef, fence: int, who: Grant) -> None:
         """Give it up. What is not there (any more) is released already."""

@@ -398,3 +398,22 @@ def test_killed_holders_do_not_pile_up(bench: Bench, monkeypatch: pytest.MonkeyP
         holders[0].renew()
     assert holders[-2].renew().fence > holders[-1].fence, "nobody took it: it comes back"
     assert not audit(bench.service.db, bench.fs)
+
+
+@pytest.mark.parametrize("moved", ["the expired one", "the one that binds"])
+def test_an_expired_one_does_not_come_back_where_another_is_the_writer_by_now(
+    bench: Bench, tree: Tree, moved: str
+) -> None:
+    """A directory moves in beside the holder of what is above it."""
+    late = Holder(bench, "A", tree.out if moved == "the expired one" else tree.top)
+    CLOCK.pass_(TTL + 1)
+    holder = Holder(bench, "B", tree.top if moved == "the expired one" else tree.out)
+    holder.rename(ROOT_INO, b"out", tree.out, tree.top, b"out")
+    assert not holder.commit()
+    assert not audit(bench.service.db, bench.fs)
+    with pytest.raises(LeaseLost, match="B:/mnt"):
+        late.renew()
+    holder.file(tree.out, b"still", b"mine")
+    assert not holder.commit()
+    holder.release()
+    late.renew()
