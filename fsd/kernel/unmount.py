@@ -226,24 +226,28 @@ def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
     records = {record.mount_id: record for record in directory.records()}
     for mount_id, entry in listed.items():
         record = records.get(mount_id)
-        row: dict[str, Any] = {"mount_path": str(entry.path), "mount_id": mount_id}
+        alive = record is not None and directory.home(record).alive(mount_id)
+        row = _told(record)
+        row |= {"mount_path": str(entry.path), "mount_id": mount_id}
         row["file_system_id"] = entry.ids[0] if entry.ids else ""
-        row["state"] = record.state if record and directory.home(record).alive(mount_id) else "dead"
-        if record:
-            row |= {"pid": record.pid, "state_dir": record.state_dir, "remote_path": record.remote_path}
-            row["shown"] = record.shown or None  # a retained state, as in a query string
+        row["state"] = record.state if record and alive else "dead"
         found.append(row)
     for mount_id, record in records.items():
         if mount_id not in listed and directory.home(record).alive(mount_id):
-            found.append(
-                {
-                    "mount_path": record.mountpoint,
-                    "mount_id": mount_id,
-                    "file_system_id": record.file_system_id,
-                    "state": record.state,
-                    "pid": record.pid,
-                    "state_dir": record.state_dir,
-                    "remote_path": record.remote_path,
-                }
-            )
+            row = _told(record)
+            row |= {"mount_path": record.mountpoint, "mount_id": mount_id}
+            row |= {"file_system_id": record.file_system_id, "state": record.state}
+            found.append(row)
     return found
+
+
+def _told(record: Record | None) -> dict[str, Any]:
+    """What only a mount's record knows; null where it is gone."""
+    if record is None:
+        return dict.fromkeys(("pid", "state_dir", "remote_path", "shown"))
+    return {
+        "pid": record.pid,
+        "state_dir": record.state_dir,
+        "remote_path": record.remote_path,
+        "shown": record.shown or None,  # a retained state, as in a query string
+    }

@@ -50,6 +50,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_open = False
         self._disarm()
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self.cycle is not None:
+            # The parser takes what follows for another protocol: no further request can come this way, which
+            # the answer tells.
+            self.cycle.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
         error = UsageError("that is no HTTP request" if msg.startswith("Invalid") else msg)

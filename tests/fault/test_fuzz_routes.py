@@ -170,3 +170,13 @@ def test_an_escaped_slash_before_the_path_names_nothing(shared_fs: TestFs, path:
     got = shared_fs.server.ask("PUT", path.format(id=shared_fs.id), b"x", token=shared_fs.token)
     assert got.status == 404, got.body
     assert shared_fs.ask("GET", "/list/").json["entries"] == []
+
+
+def test_a_wish_for_another_protocol_ends_the_connection_with_the_answer(shared_fs: TestFs) -> None:
+    """The parser takes what follows for that protocol: a client must not send another request there."""
+    connection = http.client.HTTPConnection("127.0.0.1", shared_fs.server.port, timeout=ANSWER)
+    headers = {"Connection": "upgrade", "Upgrade": "websocket", "Authorization": f"Bearer {shared_fs.token}"}
+    connection.request("POST", f"/v1/file-systems/{shared_fs.id}/journals", b"{}" * 500, headers)
+    got = connection.getresponse()
+    assert got.status < 500 and got.getheader("Connection") == "close", got.getheaders()
+    connection.close()

@@ -341,11 +341,12 @@ class History:
             )
 
     def check_since(
-        self, found: Found, names: int, synced: dict[int, int], *, recovered: bool = False
+        self, found: Found, names: int, synced: dict[int, int], *, recovered: bool = False, late: int = 0
     ) -> None:
         """Names are durable as of time `names`, the content of file n as of `synced[n]`, else in any form it
-        had. `recovered`, after a power cut: beside stand what is of doubtful age, and what was removed in the
-        lost end of the log while its content was on its way (it comes back under another name)."""
+        had; of a barrier that was somewhere up to time `late`, also what only it made visible. `recovered`,
+        after a power cut: beside stand what is of doubtful age, and what was removed in the lost end of the
+        log while its content was on its way (it comes back under another name)."""
         wrong = []
         everything = set(found).union(*self.states[names:])
         for path in sorted(everything):
@@ -362,11 +363,13 @@ class History:
                 wrong.append(f"{path} is {now.kind} {now.mode:o}, not one of {kinds}")
             elif self._nodes[-1].get(path, 0) == self.mapped != 0:
                 continue
-            elif now.content not in self._held(path, names, synced, recovered):
+            elif now.content not in self._held(path, names, synced, recovered, late):
                 wrong.append(f"{path} holds {now.content[:12]}, {self._trace(path, now.content, names)}")
         assert not wrong, f"seed {self._seed}, {self.acked} calls: {'; '.join(wrong[:20])}"
 
-    def _held(self, path: str, names: int, synced: dict[int, int], power_cut: bool = False) -> set[str]:
+    def _held(
+        self, path: str, names: int, synced: dict[int, int], power_cut: bool = False, late: int = 0
+    ) -> set[str]:
         """What `path` may hold: for each file it was since `names`, that file's content since it got this
         name (a name never shows older content than it was given with) and since it was synced."""
         held = set()
@@ -377,7 +380,8 @@ class History:
             for at, (time, content, hidden) in enumerate(rows):
                 ended = rows[at + 1][0] if at + 1 < len(rows) else len(self.states)
                 # Hidden content is seen only where it was itself made durable.
-                if ended > start and (not hidden or time <= start == synced.get(number)):
+                durable = time <= start == synced.get(number) or start < time <= late
+                if ended > start and (not hidden or durable):
                     held.add(content)
             held |= self._partly.get(number, set())
             if power_cut:
@@ -413,9 +417,11 @@ class History:
                 opened.pop(call["h"])
         return set(opened.values())
 
-    def check_up_to(self, found: Found, time: int, *, recovered: bool = False) -> None:
-        """Everything up to `time` is there, in content too."""
-        self.check_since(found, time, dict.fromkeys(self._contents, time), recovered=recovered)
+    def check_up_to(self, found: Found, time: int, *, recovered: bool = False, late: int = 0) -> None:
+        """Everything up to `time` is there, in content too. The barrier that saw to it was at the latest at
+        `late`: calls that came between may be behind it or not."""
+        synced = dict.fromkeys(self._contents, time)
+        self.check_since(found, time, synced, recovered=recovered, late=late)
 
 
 def _doubtful(path: str) -> bool:
