@@ -27,7 +27,8 @@ NOTHING = {"operations": 0, "files": 0, "bytes": 0}
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "attempt" in metafunc.fixturenames:
-        metafunc.parametrize("attempt", range(10 if metafunc.config.getoption("--all") else 1))
+        rounds = metafunc.config.getoption("--rounds") or (50 if metafunc.config.getoption("--all") else 1)
+        metafunc.parametrize("attempt", range(rounds))
 
 
 class Cell:
