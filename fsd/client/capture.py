@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Final, Protocol
 
-from fsd.client.manifest import DIR, FILE, FILES, LINK, Entry, fault_of, stays_inside
+from fsd.client.manifest import DIR, FILE, FILES, LINK, Entry, fault_of
 from fsd.client.policy import Policy
 from fsd.client.pool import Workers
 from fsd.client.redact import Secrets
@@ -34,6 +34,7 @@ from fsd.model.limits import (
     COPY_PARALLEL,
     MIB,
 )
+from fsd.model.trees import stays_inside
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

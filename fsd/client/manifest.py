@@ -7,11 +7,11 @@ The rules are those of the server's `append` (`fsd.service.contract_check`), wri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from fsd.model.errors import InvalidPath
 from fsd.model.limits import SYMLINK_MAX
+from fsd.model.trees import parents, stays_inside
 
 FILES: Final = "sandbox-files/sha256/"
 FILE, DIR, LINK = "file", "dir", "symlink"
@@ -68,18 +68,6 @@ def fault_of(path: object) -> str:
     return ""
 
 
-def stays_inside(path: str, target: str) -> bool:
-    """Whether a link at `path` points into the tree, going by the text alone."""
-    if not target or target.startswith("/") or "\0" in target:
-        return False
-    depth = path.count("/")
-    for segment in target.split("/"):
-        depth += -1 if segment == ".." else segment not in ("", ".")
-        if depth < 0:
-            return False
-    return True
-
-
 def read(raw: object) -> list[Entry]:
     """The entries of a record, all of them checked, in order of their paths' bytes. Raises `InvalidPath`.
     Linear in their number."""
@@ -95,17 +83,6 @@ def read(raw: object) -> list[Entry]:
         if kinds.get(above, DIR) != DIR:
             raise InvalidPath(f"something lies beneath {above!r}, which is no directory")
     return entries
-
-
-def parents(paths: Iterable[str]) -> set[str]:
-    """Every directory that `paths` lie in; each is looked at once."""
-    found: set[str] = set()
-    for path in paths:
-        above = path.rpartition("/")[0]
-        while above and above not in found:
-            found.add(above)
-            above = above.rpartition("/")[0]
-    return found
 
 
 def _entry(raw: object) -> Entry:

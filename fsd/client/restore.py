@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from fsd.client.manifest import DIR, FILE, LINK, Entry, parents
+from fsd.client.manifest import DIR, FILE, LINK, Entry
 from fsd.client.policy import Policy
 from fsd.client.pool import Workers
 from fsd.client.sources import told
@@ -31,6 +31,7 @@ from fsd.host.files import write_all
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, InvalidBlob, InvalidPath, InvalidWorkspace, UnsupportedEntry
 from fsd.model.limits import CAPTURE_DEPTH_MAX, COPY_PARALLEL, MIB
+from fsd.model.trees import parents
 
 STAGING: Final = ".fsd-restore-"  # and random digits: where contents are verified
 HOW: Final = "--force replaces what is there by the checkpoint"

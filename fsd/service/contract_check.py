@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fsd.model.errors import CheckpointInvalidEntry, CheckpointInvalidId, InvalidRange
 from fsd.model.limits import CONTRACT_ID_MAX, SYMLINK_MAX
+from fsd.model.trees import parents, stays_inside
 
 JsonObject = dict[str, Any]
 FILES: Final = "sandbox-files/sha256/"
@@ -134,7 +135,7 @@ def check_files(value: object) -> list[JsonObject]:
             solid.add(path)
         else:
             raise CheckpointInvalidEntry(f"files[{at}].kind is file, dir or symlink, not {shown(kind)}")
-    beneath = _parents(paths) & solid
+    beneath = parents(paths) & solid
     if beneath:
         raise CheckpointInvalidEntry(f"files: something lies beneath {shown(min(beneath))}, no directory")
     return entries
@@ -167,32 +168,6 @@ def _check_target(path: str, target: object, at: int) -> None:
 def is_path(text: str) -> bool:
     """Whether a manifest may hold the path."""
     return _PATH.fullmatch(text) is not None
-
-
-def stays_inside(path: str, target: str) -> bool:
-    """Whether a symlink at `path` with `target` points into the tree, going by the text alone."""
-    if target.startswith("/"):
-        return False
-    depth = path.count("/")
-    for segment in target.split("/"):
-        if segment == "..":
-            depth -= 1
-        elif segment not in ("", "."):
-            depth += 1
-        if depth < 0:
-            return False
-    return True
-
-
-def _parents(paths: Iterable[str]) -> set[str]:
-    """All that has something beneath it; each is looked at once."""
-    found: set[str] = set()
-    for path in paths:
-        above = path.rpartition("/")[0]
-        while above and above not in found:
-            found.add(above)
-            above = above.rpartition("/")[0]
-    return found
 
 
 def _why(path: object) -> str:

@@ -26,9 +26,10 @@ from fsd.model.blocks import Parts
 from fsd.model.errors import Conflict, InvalidPath, UnsupportedEntry
 from fsd.model.limits import RENDER_HASHES, RENDER_NAMES
 from fsd.model.names import show
+from fsd.model.trees import stays_inside
 from fsd.service import names
 from fsd.service.access import FsRef, hold_tree
-from fsd.service.contract_check import FILES, JsonObject, is_path, name_of, stays_inside
+from fsd.service.contract_check import FILES, JsonObject, is_path, name_of
 from fsd.service.packs import Packs
 from fsd.service.retained import At, State, state_of, still
 from fsd.service.tree import block_parts, resolve, walk
