@@ -530,25 +530,6 @@ def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) 
     assert fsd(shared_fs, "stat", "/half", code=5)
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (["fsd", "moun"], {"mount", "mounts"}),
-        (["fsd", "journal", "ver"], {"verify"}),
-        (["fsd", "journal", "append", "--entry-j"], {"--entry-json"}),
-        (["fsd", "cp", "--rec"], {"--recursive"}),
-    ],
-)
-def test_completion_in_bash(typed: list[str], offered: set[str]) -> None:
-    words = " ".join(f"'{word}'" for word in typed)
-    script = (
-        f'eval "$({sys.executable} -m fsd completion bash)"; COMP_WORDS=({words}); '
-        f'COMP_CWORD={len(typed) - 1}; _fsd; printf "%s\n" "${{COMPREPLY[@]}}"'
-    )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=True, text=True)
-    assert set(done.stdout.split()) == offered
-
-
 def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:  # noqa: F811
     fs = server.create()
     fsd(fs, "cp", "-", ":/a/b", stdin=b"x" * 100_000)
