@@ -133,6 +133,8 @@ async def sweep(request: Request) -> Response:
     def work() -> Answer:
         fs, who = ctx.authenticate(request)
         call = idempotent_call(request, who.token_id, raw)
+        if call is not None and (kept := ctx.service.idempotency.kept(call)) is not None:
+            return kept  # what has become old since is another sweep's
         deleted = ctx.service.names.sweep(fs, who, body)
         made = Answer(200, _result(json.dumps({"deleted": deleted}).encode()))
         return ctx.service.db.write(lambda tx: ctx.service.idempotency.run(tx, call, lambda _: made))

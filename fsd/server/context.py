@@ -291,13 +291,21 @@ def idempotent_call(request: Request, who: str, body: bytes) -> Call | None:
     return Call(f"{who} {target}", check_key(key), digest)
 
 
+def _encoded(value: object) -> bytes:
+    """JSON; escaped where a host's own text (a label by contract) holds a lone surrogate, which no UTF-8 has."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
 def to_answer(value: object, status: int = 200) -> Answer:
     """`value` as the answer that can be kept under an idempotency key."""
-    return Answer(status, json.dumps(value, ensure_ascii=False).encode())
+    return Answer(status, _encoded(value))
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    return Response(json.dumps(value, ensure_ascii=False).encode(), status, media_type=JSON_TYPE)
+    return Response(_encoded(value), status, media_type=JSON_TYPE)
 
 
 def send(answer: Answer) -> Response:

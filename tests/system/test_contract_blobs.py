@@ -221,7 +221,10 @@ def test_a_sweep_is_had_again_with_its_key(store: Store) -> None:
     store.now = NOW + 10
     body = {"olderThanMs": 0}
     assert store.call("sweep", body, Idempotency_Key="s") == {"deleted": [key]}
+    later = store.put(b"y")
+    store.now += 10
     assert store.call("sweep", body, Idempotency_Key="s") == {"deleted": [key]}
+    assert store.has(later), "the same request is one sweep"
 
 
 def test_a_sweep_leaves_what_is_counted_in_the_middle(store: Store) -> None:

@@ -315,6 +315,21 @@ def test_conversations_come_back_as_they_were(store: Store) -> None:
     assert store.load("t") == conversation
 
 
+def test_texts_that_no_utf8_has_do_not_spoil_the_lists(store: Store) -> None:
+    """A host's label may be cut in the middle of a character; the filesystem's own routes show it too."""
+    lease = store.acquire()
+    cut = "half \ud83d"
+    store.append(checkpoint("a", label=cut, reason=[cut]), None, lease)
+    store.append(checkpoint("b", parent="a", label="whole \U0001f4a5"), "a", lease)
+    own = f"/v1/file-systems/{store.fs.id}/checkpoints"
+    assert store.ask("GET", own + "/a").json["label"] == cut
+    listed = store.ask("GET", own).json["checkpoints"]
+    assert [(one["label"], one["reason"]) for one in listed] == [
+        ("whole \U0001f4a5", "automatic"),
+        (cut, [cut]),
+    ]
+
+
 def test_bodies_that_are_none_are_refused(store: Store) -> None:
     for raw in (b"[]", b"null", b"{", b'"x"', b"\xff", b'{"id":"a","id":"b"}', b"[" * 100_000):
         reply = store.raw("get", raw)
