@@ -42,7 +42,7 @@ FIELDS: Final = {
     "describe": "file_system_id display_name labels{} region_code status kind created_at seq usage{}"
     " origin_id? origin_seq? origin_checkpoint? base_seq? copied? rows_copied? chain[]?",
     "recover": "status mount_path state_dir sent{} conflicts superseded damaged[] damaged_logs[] refused[]"
-    " reason? not_files? exported[]? discarded? retried? failed[]?",
+    " reason? not_files? exported[]? incomplete[]? discarded? retried? failed[]?",
     "check": "status profile resource endpoint remote checks[]",
     "delete": "file_system_id status forks_deleted[] long: credentials_removed remote_deletion_state",
     "token create": _NEW_TOKEN + " long: credentials_stored previous_token_note",
@@ -82,7 +82,7 @@ FIELDS: Final = {
     "checkpoint restore": "status? fs_seq? restored_seq? path? changes? undo_checkpoint_id? server_ms?"
     " dry_run? path_b64? checkpoint_id? directory? files? directories? links? removed? bytes?",
     "checkpoint delete": "checkpoint_id status fs_seq",
-    "checkpoint prune": "deleted[] kept dry_run?",
+    "checkpoint prune": "deleted[] kept not_considered dry_run?",
     "history": "path versions[] next_cursor path_b64?",
     "undelete": "status fs_seq restored_seq path changes undo_checkpoint_id server_ms dry_run? path_b64?",
     "checkpoint capture": "checkpoint_id thread_id parent_id label files entries bytes bytes_uploaded"

@@ -96,6 +96,7 @@ class Committer:
         self.commit: Commit | None = None  # what was sent and is not answered
         self.answer: CommitAnswer | None = None  # waits for what was refused to be put aside
         self.retry_at: float | None = None
+        self.denied = False  # the retry waits for a token that is taken again
         self.delay = RETRY_FIRST
         self.most = COMMIT_OPS_MAX
         self.urgent = 0  # send at once up to this operation
@@ -187,6 +188,9 @@ class Committer:
 
     def kick(self) -> None:
         """Send what is due, unless a commit is out or its retry has to wait."""
+        if self.denied and self.core.demanded():
+            # Nobody who waits now was told of the denial yet: asked once more, it is told at once.
+            self.retry_at, self.denied = None, False
         if self.out is not None or self.retry_at is not None or self.answer is not None or self.core.met:
             return
         if self.core.fenced is not None:
@@ -264,7 +268,7 @@ class Committer:
             return
         if isinstance(error, NotAuthenticated | NotPermitted):
             core.fail_commit_wants(error)
-            delay = RETRY_DENIED
+            delay, self.denied = RETRY_DENIED, True
         elif isinstance(error, NoSpace | QuotaExceeded):
             # The server's disk is full: who waits is told so now; the changes go on being tried.
             core.fail_commit_wants(error)
@@ -572,7 +576,7 @@ class Committer:
     def wake(self, now: float) -> None:
         """The retry's time has come."""
         if self.retry_at is not None and self.retry_at <= now:
-            self.retry_at = None
+            self.retry_at, self.denied = None, False
             if self.core.met and not meet(self):
                 return
             if self.unlogged:

@@ -1,7 +1,8 @@
-"""Taking files out of a log that is not to be sent: its mount lost the writer lease, and people decide.
+"""Taking files out of a log that is not to be sent: its mount lost the writer lease, its token is not taken
+any more, or its server is gone, and people decide.
 
 The log stays as it is. The caller holds the state directory's lock (`open.prepare`). Blocks (network, disk):
-what a changed file has of the server's content is fetched from there.
+what a changed file has of the server's content is fetched from there, where it can be.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fsd.vfs.log import Log
 from fsd.vfs.node import Inode
 from fsd.vfs.recover import refly, stub
 from fsd.vfs.replay import Replay
-from fsd.vfs.types import Cache, VolumeOptions
+from fsd.vfs.types import Cache, Park, VolumeOptions
 from fsd.vfs.volume import Volume
 
 Paths = Callable[[], dict[int, bytes]]
@@ -36,18 +37,21 @@ Paths = Callable[[], dict[int, bytes]]
 @dataclass(slots=True)
 class Taken:
     """What was written below the target; `names` operations were about names and attributes alone (renames,
-    removals, modes), which are no files to take out."""
+    removals, modes), which are no files to take out. `incomplete` files hold zeros where only the server has
+    the content."""
 
     files: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
     names: int = 0
 
 
 def take_out(
-    options: VolumeOptions, host: Host, remote: Remote, cache: Cache, paths: Paths, target: Path
+    options: VolumeOptions, host: Host, remote: Remote | None, cache: Cache, paths: Paths, target: Path
 ) -> Taken:
     """Write what the log would make of each file it changed, and the directories and symlinks it makes, below
     `target`. `paths` gives the paths of the server's directories by number; asked once, and only when needed.
-    What is there already is never replaced: `Conflict`. Durable on return."""
+    Without a `remote` nothing is asked of the server: files go as far as the log holds them. What is there
+    already is never replaced: `Conflict`. Durable on return."""
     log = Log.reopen(options.state_dir, host, segment_size=options.segment_size)
     try:
         replay = Replay(log, host, partial(_put_aside, options, log, host))
@@ -80,14 +84,14 @@ class _TakeOut:
         self._known: dict[int, bytes] | None = None
         self.taken = Taken()
 
-    def run(self, remote: Remote, cache: Cache) -> Taken:
+    def run(self, remote: Remote | None, cache: Cache) -> Taken:
         replay, flights = self.replay, dict[int, Flight]()
         nodes: list[Inode] = []
         for ino, past in replay.files.items():
             if past.where is not None and (past.changes or replay.contents(ino)):
                 nodes.append(stub(self.core, ino, past))
                 refly(self.volume, replay, ino, past, flights)
-        driver = Driver(self.volume, remote, cache)
+        driver = None if remote is None else Driver(self.volume, remote, cache)
         for op in self.made.values():
             if stat.S_ISDIR(op.mode):
                 _make(self.place(op.parent, op.name))
@@ -101,8 +105,9 @@ class _TakeOut:
         for node in nodes:
             assert node.where is not None
             place = self.place(*node.where)
-            self.write(driver, node, place)
             self.taken.files.append(str(place))
+            if not self.write(driver, node, place):
+                self.taken.incomplete.append(str(place))
         numbers = {flight.opno for flight in flights.values()}
         self.taken.names = sum(
             1 for opno, op in replay.ops.items() if opno not in numbers and not isinstance(op, Create)
@@ -127,9 +132,9 @@ class _TakeOut:
             self._known = self._paths()
         return self._known
 
-    def write(self, driver: Driver, node: Inode, place: Path) -> None:
-        """The whole file, as it was to become."""
-        volume = self.volume
+    def write(self, driver: Driver | None, node: Inode, place: Path) -> bool:
+        """The file, as it was to become; False: what only the server has is missing."""
+        volume, whole = self.volume, True
         _make(place.parent)
         try:
             fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -138,7 +143,12 @@ class _TakeOut:
         handle = volume.open(node.ino, os.O_RDONLY)
         try:
             for at in range(0, node.size, MIB):
-                data: bytes = driver.call(lambda start=at: volume.read(handle, start, MIB))  # type: ignore[misc]
+                read = partial(volume.read, handle, at, MIB)
+                try:
+                    data = read() if driver is None else driver.call(read)
+                except Park:
+                    whole = False
+                    data = self.changed(node, at, min(MIB, node.size - at))
                 write_all(fd, memoryview(data))
             os.fchmod(fd, stat.S_IMODE(node.mode) & 0o777)
             os.utime(fd, ns=(node.mtime, node.mtime))
@@ -147,6 +157,14 @@ class _TakeOut:
             os.close(fd)
             volume.release(handle)
         fsync_dir(place.parent)
+        return whole
+
+    def changed(self, node: Inode, offset: int, size: int) -> bytes:
+        """What the log holds of a piece of the file, between zeros."""
+        out = bytearray(size)
+        for start, end, pos in node.file().extents.runs(offset, offset + size):
+            out[start - offset : end - offset] = self.core.log.read(pos, end - start)
+        return bytes(out)
 
 
 def _make(directory: Path) -> None:
