@@ -13,6 +13,7 @@ from fsd.cli.context import Context
 from fsd.cli.env import BLOBS, DATABASE, store_url
 from fsd.cli.output import Document, table
 from fsd.model.errors import FsdError, IntegrityError, NotFound, UsageError
+from fsd.model.words import counted
 
 if TYPE_CHECKING:
     from fsd.blobs.store import BlobStore
@@ -150,7 +151,7 @@ def _error(findings: list[dict[str, Any]], hint: str) -> FsdError | None:
         return None
     first = findings[0]
     return IntegrityError(
-        f"{len(findings)} findings; the first, in {first['file_system_id']}: {first['rule']}: "
+        f"{counted(len(findings), 'finding')}; the first, in {first['file_system_id']}: {first['rule']}: "
         f"{first['where']}: {first['what']}",
         hint=hint,
     )
@@ -161,15 +162,15 @@ def _text(value: Any) -> str:
     if value["unknown_file_systems"]:
         lines = f"objects of filesystems not known here: {', '.join(value['unknown_file_systems'])}\n"
     if value["ok"]:
-        looked = f", {value['packs']} packs ({value['packs_read']} read)" if value["packs"] else ""
-        return f"{lines}{value['file_systems']} filesystems{looked}, every invariant holds\n"
+        looked = f", {counted(value['packs'], 'pack')} ({value['packs_read']} read)" if value["packs"] else ""
+        return f"{lines}{counted(value['file_systems'], 'filesystem')}{looked}, every invariant holds\n"
     return lines + table(value["findings"], ("file_system_id", "rule", "where", "what"))
 
 
 def _repair_text(value: Any) -> str:
     shown = ("file_system_id", "rule", "where", "what")
     if not value["steps"] and not value["findings"]:
-        return f"{value['file_systems']} filesystems, every invariant holds\n"
+        return f"{counted(value['file_systems'], 'filesystem')}, every invariant holds\n"
     text = ""
     if value["steps"]:
         text = "repaired:\n" if value["repaired"] else f"plan {value['plan'] or ''}".rstrip() + ":\n"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from fsd.cli import local
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_files import shown_name
-from fsd.cli.output import Document, Raw, align, columns, visible
+from fsd.cli.output import Document, Raw, align, columns, lines_of, visible
 from fsd.client import manifesttree
 from fsd.client.contract import Contract
 from fsd.client.files import Files
@@ -22,6 +22,7 @@ from fsd.client.native import Checkpoints
 from fsd.client.policy import of_record as policy_of
 from fsd.client.restore import Restore
 from fsd.model.errors import FsdError, NotFound, UsageError
+from fsd.model.words import counted
 
 _MARKS: Final = {
     "added": "A",
@@ -175,7 +176,7 @@ def restore(context: Context, args: SimpleNamespace) -> Document:
 
 
 def _restored_text(value: Any) -> str:
-    changes = f"{value['changes']} change{'' if value['changes'] == 1 else 's'}"
+    changes = counted(value["changes"], "change")
     if value.get("dry_run"):
         return f"{changes}\n"
     undo = value["undo_checkpoint_id"]
@@ -244,7 +245,10 @@ def _restore_here(context: Context, args: SimpleNamespace, path: str | None) -> 
         "removed": done.removed,
         "bytes": done.bytes,
     }
-    return Document(made, text=lambda v: f"{v['files']} files, {v['bytes']} bytes in {v['directory']}\n")
+    return Document(
+        made,
+        text=lambda v: f"{counted(v['files'], 'file')}, {counted(v['bytes'], 'byte')} in {v['directory']}\n",
+    )
 
 
 def undelete(context: Context, args: SimpleNamespace) -> Document:
@@ -288,11 +292,17 @@ def prune(context: Context, args: SimpleNamespace) -> Document:
     if not args.dry_run:
         planned = api.prune(args.keep, named=args.named, dry_run=True)
         if planned["deleted"]:
-            context.confirm(f"Delete {len(planned['deleted'])} checkpoints?", needs_yes=True)
+            context.confirm(f"Delete {counted(len(planned['deleted']), 'checkpoint')}?", needs_yes=True)
     done = api.prune(args.keep, named=args.named, dry_run=bool(args.dry_run))
     done.pop("more", None)
     return Document(done, text=_pruned_text)
 
 
 def _pruned_text(value: Any) -> str:
-    return "".join(f"{one}\n" for one in value["deleted"]) or f"nothing to delete, {value['kept']} kept\n"
+    """What a rule does not look at is told: who expects to see it go learns how."""
+    kept, apart = value["kept"], value["not_considered"]
+    lines = list(value["deleted"]) or [f"nothing to delete, {kept} kept"]
+    if apart:
+        what = counted(apart, "checkpoint")
+        lines.append(f"{what} that somebody made or that undo the last hour stay (not with --named)")
+    return lines_of(lines)

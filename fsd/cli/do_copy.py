@@ -15,6 +15,7 @@ from fsd.client.files import Files
 from fsd.client.transfer import CopyOptions, CopyResult, Progress
 from fsd.model.errors import Conflict, FsdError, UsageError
 from fsd.model.names import show
+from fsd.model.words import counted
 
 LOCAL: Final = "local"
 REMOTE: Final = "remote"
@@ -212,11 +213,11 @@ def _answer(result: CopyResult) -> Document:
 
 def _text(value: Any) -> str:
     lines = [
-        f"{value['source_path']} -> {value['target_path']}: {value['files_transferred']} files, "
-        f"{value['bytes_transferred']} bytes"
+        f"{value['source_path']} -> {value['target_path']}: {counted(value['files_transferred'], 'file')}, "
+        f"{counted(value['bytes_transferred'], 'byte')}"
     ]
     if value["skipped"]:
-        lines.append(f"{value['skipped']} were there already")
+        lines.append(f"{counted(value['skipped'], 'file', 'was', 'were')} there already")
     lines += [f"not copied (no regular file): {path}" for path in value.get("not_copied", [])]
     lines += [f"changed while copied: {path}" for path in value.get("changed", [])]
     lines += [f"failed: {f['path']}: {f['message']}" for f in value.get("failed", [])]

@@ -20,6 +20,7 @@ from fsd.client.policy import DEFAULT_EXCLUDE, FIELD, Policy
 from fsd.client.redact import Secrets
 from fsd.model.errors import FsdError, NotDrained, NotFound, UsageError
 from fsd.model.limits import CONTRACT_BLOB_MAX, SECRET_BYTES_MAX
+from fsd.model.words import counted
 
 if TYPE_CHECKING:
     from fsd.kernel.runtime import Record
@@ -44,7 +45,8 @@ def create(context: Context, args: SimpleNamespace) -> Document:
     if made.get("not_flushed"):
         count = made.get("not_flushed_total", len(made["not_flushed"]))
         error = NotDrained(
-            f"{count} changes are not in the checkpoint: the first is {made['not_flushed'][0].get('path')}",
+            f"{counted(count, 'change', 'is', 'are')} not in the checkpoint: the first is "
+            f"{made['not_flushed'][0].get('path')}",
             hint="`fsd recover` says what became of them",
         )
     if args.partial:
@@ -209,6 +211,8 @@ def capture(context: Context, args: SimpleNamespace) -> Document:
         error.hint = "capture again: what a sweep took is sent again"
     return Document(
         answer,
-        text=lambda v: f"checkpoint {v['checkpoint_id']}: {v['files']} files, {v['bytes']} bytes\n",
+        text=lambda v: (
+            f"checkpoint {v['checkpoint_id']}: {counted(v['files'], 'file')}, {v['bytes']} bytes\n"
+        ),
         error=error,
     )

@@ -16,6 +16,7 @@ from fsd.client.control import Control
 from fsd.client.forks import Forks
 from fsd.client.http import Http
 from fsd.model.errors import Conflict, NotFound, UsageError
+from fsd.model.words import counted
 
 JsonObject = dict[str, Any]
 _SHOWN: Final = 100  # conflicts of a merge as text; --output json has more
@@ -55,7 +56,7 @@ def _merged(answer: JsonObject) -> Document:
     if answer["status"] == "conflicts":
         count = answer["conflicts_total"]
         error = Conflict(
-            f"{count} conflict{'s' if count > 1 else ''}: nothing was merged",
+            f"{counted(count, 'conflict')}: nothing was merged",
             hint="decide them with --ours PATTERN and --theirs PATTERN, or change one side and merge again",
         )
     return Document(answer, text=_merge_text, error=error)
@@ -242,7 +243,7 @@ def delete_layer(context: Context, args: SimpleNamespace) -> Document:
     below = [layer for layer in layers if one in _above(layer, layers)[1:]]
     if below and not args.cascade:
         raise Conflict(
-            f"{len(below)} layers were made from {args.layer_ref}",
+            f"{counted(len(below), 'layer', 'was', 'were')} made from {args.layer_ref}",
             hint="--cascade deletes them too",
             details={"layers": [_id_of(layer) for layer in below]},
         )

@@ -36,6 +36,7 @@ from fsd.model.ops import Content, Create, Setattr, Setxattr
 from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs import decide
+from fsd.model.words import counted
 from fsd.vfs.aside import kept
 from fsd.vfs.open import give_up, prepare, replaced
 from fsd.vfs.open import recover as recover_log
@@ -152,7 +153,8 @@ def decide_about(context: Context, args: SimpleNamespace, wanted: VolumeOptions)
     if args.export:
         return {"exported": decide.export(found, Path(args.export).absolute())}
     if args.discard and found:
-        context.confirm(f"Drop {len(found)} changes that the server refused, for good?", needs_yes=True)
+        what = counted(len(found), "change")
+        context.confirm(f"Drop {what} that the server refused, for good?", needs_yes=True)
         for one in found:
             decide.discard(one, context.host)
         return {"discarded": len(found)}
@@ -231,13 +233,13 @@ def answer(
     if refused:
         value["status"] = "refused"
         error = NotDrained(
-            f"the server refused {len(refused)} changes; they are kept in {wanted.state_dir / 'refused'}",
+            f"the server refused {counted(len(refused), 'change')}, kept in {wanted.state_dir / 'refused'}",
             hint="`fsd recover` with --retry, --export DIR or --discard decides about them",
         )
     elif value["damaged"]:
         error = IntegrityError(
-            f"{len(value['damaged'])} files lost bytes when the machine stopped; what is left of the first "
-            f"is in {value['damaged'][0]}",
+            f"{counted(len(value['damaged']), 'file')} lost bytes when the machine stopped; what is left of the "
+            f"first is in {value['damaged'][0]}",
             hint="compare it with the file beside it, then remove one of them",
         )
     elif value["damaged_logs"]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from fsd.cli.context import Context
 from fsd.cli.do_control import control
 from fsd.cli.output import Document
+from fsd.model.words import counted
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -37,11 +38,11 @@ def text(value: Any) -> str:
     removed = "would be removed" if value["dry_run"] else "removed"
     database = value["database"]
     return (
-        f"{value['file_systems']} filesystems\n"
-        f"{removed}: {value['blobs']} blobs ({shown_size(value['blob_bytes'])}), {value['packs']} packs,"
-        f" {value['objects'] + value['strays']} objects"
-        f" ({shown_size(value['object_bytes'] + value['stray_bytes'])}), {value['pins']} pins,"
-        f" {value['rows']} old rows\n"
+        f"{counted(value['file_systems'], 'filesystem')}\n"
+        f"{removed}: {counted(value['blobs'], 'blob')} ({shown_size(value['blob_bytes'])}),"
+        f" {counted(value['packs'], 'pack')}, {counted(value['objects'] + value['strays'], 'object')}"
+        f" ({shown_size(value['object_bytes'] + value['stray_bytes'])}), {counted(value['pins'], 'pin')},"
+        f" {counted(value['rows'], 'old row')}\n"
         f"packs rewritten: {value['packs_rewritten']}, gathered: {value['packs_gathered']}"
         f" ({shown_size(value['bytes_rewritten'])} written)\n"
         + (f"DAMAGED packs left as they are: {value['packs_damaged']}\n" if value["packs_damaged"] else "")

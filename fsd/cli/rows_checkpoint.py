@@ -86,7 +86,7 @@ ROWS: Final = (
         flags=(
             flag("--keep", "how many: N of the newest, or last=, hourly=, daily=, weekly=, monthly=, yearly=",
                  metavar="RULE", required=True),
-            switch("--named", "also those that somebody made on purpose"),
+            switch("--named", "also those that somebody made, and undo ones of the last hour"),
             YES,
         ),
     ),

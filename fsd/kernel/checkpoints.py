@@ -23,6 +23,7 @@ from fsd.kernel.notify import send
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.model.limits import FLUSH_BYTES, NOT_FLUSHED_BYTES, NOT_FLUSHED_MAX
+from fsd.model.words import counted
 from fsd.vfs.decide import kept
 from fsd.vfs.types import Invalidation, Want
 from fsd.wire.messages import BarrierAsk
@@ -63,7 +64,8 @@ class Checkpoints:
             missing = await self._refused()
             if missing and not partial_too:
                 raise NotDrained(
-                    f"{len(missing)} changes were refused by the server and would be missing",
+                    f"{counted(len(missing), 'change', 'was', 'were')} refused by the server and would be "
+                    "missing",
                     hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
                     details=_undrained(missing),
                 )
@@ -180,7 +182,7 @@ class Checkpoints:
                     continue
                 left = await daemon.call(machine.volume.pending)
                 if left is not None:
-                    text = f"{left.files} files, {left.bytes} bytes are not committed yet"
+                    text = f"{counted(left.files, 'file')}, {counted(left.bytes, 'byte')} not committed yet"
                     await tell(text + (f" ({left.reason})" if left.reason else ""))
         finally:
             with trio.CancelScope(shield=True):

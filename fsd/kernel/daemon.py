@@ -43,6 +43,7 @@ from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
 from fsd.model.errors import Busy, FsdError, InternalError, LeaseHeld, LeaseLost, Unavailable
 from fsd.model.names import show
+from fsd.model.words import counted
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs.open import open_volume
 from fsd.vfs.recover import Report
@@ -214,8 +215,8 @@ class Daemon:
     def _tell_strays(self, names: list[str]) -> None:
         """What was written in the moments when nothing was mounted is about to be covered."""
         if names:
-            text = f"{len(names)} entries lie below the mount point, written while nothing was mounted: "
-            text += ", ".join(sorted(names)[:5])
+            text = f"{counted(len(names), 'entry', 'lies', 'lie')} below the mount point, "
+            text += "written while nothing was mounted: " + ", ".join(sorted(names)[:5])
             log.warning("%s", text)
             self.start.channel.say(f"note: {text}; unmount to see them")
 

@@ -23,6 +23,7 @@ from fsd.kernel import runtime
 from fsd.kernel.mountpoint import detach
 from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
 from fsd.model.names import show
+from fsd.model.words import counted
 from fsd.vfs.types import Pending, Want
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ class Stopper:
             machine.pump()
 
         if before is not None and not before.clean:
-            await tell(f"sending {before.files} files, {before.bytes} bytes")
+            await tell(f"sending {counted(before.files, 'file')}, {counted(before.bytes, 'byte')}")
         await daemon.call(begin)
         hard_end = trio.current_time() + (within + 2.0 if within is not None else float("inf"))
         while wants and not ended.is_set() and trio.current_time() < hard_end:
@@ -305,7 +306,7 @@ class Stopper:
                 continue
             now = await daemon.call(machine.volume.pending)
             if now is not None:
-                text = f"{now.files} files, {now.bytes} bytes to send"
+                text = f"{counted(now.files, 'file')}, {counted(now.bytes, 'byte')} to send"
                 await tell(text + (f" ({now.reason})" if now.reason else ""))
         for one in forget:
             await daemon.call(one)
@@ -313,8 +314,9 @@ class Stopper:
         error = self._why(wants, errors, ended.is_set())
         if error is None:
             refused = await daemon.call(lambda: machine.volume.status().get("refused", 0))
-            if refused:
-                error = NotDrained(f"the server refused {refused} operations", hint="`fsd recover`")
+            if isinstance(refused, int) and refused:
+                what = counted(refused, "operation")
+                error = NotDrained(f"the server refused {what}", hint="`fsd recover`")
         return Drained(error, before, left, trio.current_time() - began)
 
     def _why(self, wants: list[Want], errors: list[BaseException], ended: bool) -> Exception | None:

@@ -20,6 +20,7 @@ from fsd.kernel.control_client import NoDaemon, connect, request
 from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.model.errors import Busy, NotDrained, NotFound, Unavailable
+from fsd.model.words import counted
 
 Say = Callable[[str], None]
 # The daemon sends a progress line every second while it works; this long a silence is a hang.
@@ -40,7 +41,8 @@ def _progress(say: Say) -> Callable[[dict[str, Any]], None]:
 def left_sentence(answer: dict[str, Any]) -> str:
     """What is left, for people."""
     pending = answer.get("pending") or EMPTY
-    text = f"{pending['files']} files, {pending['bytes']} bytes, {pending['operations']} operations are left"
+    what = [counted(pending[f"{noun}s"], noun) for noun in ("file", "byte", "operation")]
+    text = f"{', '.join(what)} left"
     if answer.get("first_failed_path"):
         text += f", the first is {answer['first_failed_path']}"
     if answer.get("reason"):

@@ -164,6 +164,7 @@ HISTORY: Final = 7 * 24 * 3600.0  # soft pins of journal entries
 FEED_KEEP: Final = 30 * 24 * 3600.0  # change rows and where removed files were, also of a quiet filesystem
 SESSION_KEEP: Final = 30 * 24 * 3600.0  # what a session's repeats need, after its last sign of life
 SESSION_ROWS_KEEP: Final = 3  # the row of a session itself, times SESSION_KEEP
+UNDO_KEEP: Final = 3600.0  # no rule thins out what a restore or merge replaced before it is so old
 SWEEP_EVERY: Final = 600.0  # between two rounds over a filesystem
 SWEEP_LEASE: Final = 60.0
 SWEEP_LIST_EVERY: Final = 24 * 3600.0  # between two comparisons of a filesystem's objects with its packs

@@ -292,7 +292,7 @@ def idempotent_call(request: Request, who: str, body: bytes) -> Call | None:
 
 
 def _encoded(value: object) -> bytes:
-    """JSON; escaped where a host's own text (a label by contract) holds a lone surrogate, which no UTF-8 has."""
+    """JSON; escaped where a host's text (a label by contract) holds a lone surrogate, which no UTF-8 has."""
     try:
         return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -51,7 +51,7 @@ from fsd.service.export import Export
 from fsd.service.history import history, newest_with
 from fsd.service.idempotency import Answer
 from fsd.service.inthread import Place
-from fsd.service.native import BY_ITSELF, FIELDS, read_ask
+from fsd.service.native import FIELDS, may_be_thinned, read_ask
 from fsd.service.restore import Restored, Wish
 from fsd.service.retained import At, state_of
 
@@ -212,7 +212,8 @@ async def delete(request: Request) -> Response:
 
 
 async def prune(request: Request) -> Response:
-    """Delete what a rule does not keep, some at a time; automatic ones alone unless asked otherwise."""
+    """Delete what a rule does not keep, some at a time; automatic ones alone unless asked otherwise, and what
+    a restore or merge replaced only when that is an hour ago."""
     ctx = context(request)
     body, _ = await read_json(request)
     only(body, "keep", "named", "dry_run")
@@ -221,7 +222,7 @@ async def prune(request: Request) -> Response:
 
     def work() -> object:
         fs, who = ctx.authenticate(request)
-        points = _points(ctx, fs, too_named=too_named)
+        points, apart = _points(ctx, fs, too_named=too_named)
         doomed = thinning.doomed(points, keep)
         removed = doomed if dry_run else doomed[:PRUNE_STEP]
         for name in () if dry_run else removed:
@@ -229,6 +230,7 @@ async def prune(request: Request) -> Response:
         return {
             "deleted": removed,
             "kept": len(points) - len(doomed),
+            "not_considered": apart,
             "more": len(removed) < len(doomed),
             **({"dry_run": True} if dry_run else {}),
         }
@@ -236,22 +238,25 @@ async def prune(request: Request) -> Response:
     return json_response(await ctx.run(work))
 
 
-def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> list[thinning.Point]:
-    """The filesystem's own checkpoints that may go."""
+def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> tuple[list[thinning.Point], int]:
+    """The filesystem's own checkpoints that may go, and how many others it has."""
     thread = f"fsd:{fs.name}"
+    now = ctx.host.wall_ns()
     found: list[thinning.Point] = []
+    apart = 0
     before: int | None = None
     while True:
         page, before = ctx.service.db.read(
             lambda tx, b=before: ctx.service.checkpoints.page(tx, fs, thread, b, LIST_PAGE_MAX)  # type: ignore[misc]
         )
-        found += [
-            thinning.Point(one["checkpoint_id"], parse_rfc3339(one["created_at"], "created_at"))
-            for one in page
-            if too_named or one["reason"] in BY_ITSELF
-        ]
+        for one in page:
+            at = parse_rfc3339(one["created_at"], "created_at")
+            if too_named or may_be_thinned(one["reason"], now - at):
+                found.append(thinning.Point(one["checkpoint_id"], at))
+            else:
+                apart += 1
         if before is None:
-            return found
+            return found, apart
 
 
 # -- comparing ---------------------------------------------------------------------------------------

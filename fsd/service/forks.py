@@ -30,6 +30,7 @@ from fsd.model.limits import (
     LIST_PAGE_MAX,
 )
 from fsd.model.times import NS, rfc3339
+from fsd.model.words import counted
 from fsd.service import pins
 from fsd.service.access import FsRef, hold, no_file_system
 from fsd.service.forkcopy import STAGES, START, Progress, copy_chunk
@@ -377,8 +378,10 @@ class Forks:
         if not locked.issuperset(dependent):
             raise Busy(f"a fork of {fs.name} is being forked", hint="try again")
         if dependent and not cascade:
+            what, why = fs.name, "not copied yet and"
             raise Conflict(
-                f"{len(dependent)} forks of {fs.name} are not copied yet and read its files",
+                counted(len(dependent), "fork", f"of {what} is {why} reads", f"of {what} are {why} read")
+                + " its files",
                 hint="wait a moment, or use --detach (copies them first) or --cascade (deletes them too)",
                 details={"forks": [one.name for one in dependent[:100]]},
             )

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, NotFound, UsageError
-from fsd.model.limits import CHECKPOINT_LABEL_MAX, LIST_PAGE_MAX, NOT_FLUSHED_MAX, PRUNE_STEP
+from fsd.model.limits import CHECKPOINT_LABEL_MAX, LIST_PAGE_MAX, NOT_FLUSHED_MAX, PRUNE_STEP, UNDO_KEEP
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins, records
 from fsd.service.access import FsRef, Grant, hold
@@ -30,7 +30,6 @@ AUTOMATIC: Final = "automatic"
 NAMED: Final = "named"
 UNDO: Final = "restore-undo"
 MERGE_UNDO: Final = "merge-undo"
-BY_ITSELF: Final = (AUTOMATIC, UNDO, MERGE_UNDO)  # made without anybody having asked for it
 _KEEP_MAX: Final = 100 * 365 * 86_400.0
 _REASON_MAX: Final = 64
 _COLUMNS: Final = "num, id, thread, parent, created, reason, label, kind, fs_seq, pin, entries, expires"
@@ -78,6 +77,12 @@ def read_ask(body: Mapping[str, Any]) -> Ask:
     if not isinstance(left, (list, tuple)) or len(left) > NOT_FLUSHED_MAX:
         raise UsageError(f"not_flushed is a list of at most {NOT_FLUSHED_MAX}")
     return Ask(label, reason or NAMED, keep, tuple(left))
+
+
+def may_be_thinned(reason: str, age: int) -> bool:
+    """Whether a rule may let go of a checkpoint so many ns old: one nobody asked for, and of those that undo
+    a restore or a merge none while it is still likely to be wanted."""
+    return reason == AUTOMATIC or (reason in (UNDO, MERGE_UNDO) and age >= UNDO_KEEP * NS)
 
 
 def no_checkpoint(name: str) -> NotFound:

@@ -254,7 +254,7 @@ def test_ctrl_c_tells_how_far_it_is_and_twice_leaves_no_mount(box: Sandbox, serv
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
         said = b""
-        while b"1 files" not in said:
+        while b"1 file, " not in said:
             line = process.stderr.readline()
             assert line, said
             said += line

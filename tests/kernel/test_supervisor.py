@@ -475,7 +475,7 @@ def test_a_hang_of_the_fuse_thread_dumps_all_stacks(tiny: Tiny) -> None:
 
 def test_what_the_server_refused_is_never_called_drained(tiny: Tiny) -> None:
     assert tiny.start("refused").returncode == 0
-    with pytest.raises(NotDrained, match="refused 1 operations") as caught:
+    with pytest.raises(NotDrained, match="refused 1 operation") as caught:
         unmount.drain(tiny.place, tiny.directory, 5, say)
     assert caught.value.details["status"] == "not_drained"
     with pytest.raises(NotDrained):

@@ -310,6 +310,7 @@ def test_prune_keeps_what_the_rule_says(shared_fs: TestFs) -> None:
     kept = make(fs, label="release")["checkpoint_id"]
     dry = fs.ask("POST", "/checkpoints/prune", {"keep": "1", "dry_run": True}).json
     assert dry["deleted"] == names[:3]
+    assert (dry["kept"], dry["not_considered"]) == (1, 1)
     assert fs.ask("POST", "/checkpoints/prune", {"keep": "last=1,daily=7"}).json["deleted"] == names[:3]
     left = [one["checkpoint_id"] for one in fs.ask("GET", "/checkpoints").json["checkpoints"]]
     assert left == [kept, names[3]]

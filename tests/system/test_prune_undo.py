@@ -1,0 +1,46 @@
+"""Thinning out and what a restore replaced: no rule takes the way back while it is likely to be wanted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.contract import Json, Store
+
+HOUR = 3_600_000
+
+
+def ask(store: Store, method: str, path: str, body: Json | bytes | None = None) -> Any:
+    raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+    reply = store.ask(method, f"/v1/file-systems/{store.fs.id}{path}", raw)
+    assert reply.status < 300, reply.body
+    return reply.json
+
+
+def test_what_a_restore_replaced_stays_an_hour_whatever_the_rule(store: Store) -> None:
+    ask(store, "PUT", "/files/a", b"one")
+    first = ask(store, "POST", "/checkpoints", {"reason": "automatic"})["checkpoint_id"]
+    ask(store, "PUT", "/files/a", b"two")
+    undo = ask(store, "POST", "/restore", {"checkpoint": first})["undo_checkpoint_id"]
+    assert store.now is not None
+    store.now += HOUR - 1
+    newest = ask(store, "POST", "/checkpoints", {"reason": "automatic"})["checkpoint_id"]
+    pruned = ask(store, "POST", "/checkpoints/prune", {"keep": "last=1"})
+    assert (pruned["deleted"], pruned["kept"], pruned["not_considered"]) == ([first], 1, 1)
+    kept = store.ask("GET", f"/v1/file-systems/{store.fs.id}/files/a?checkpoint={undo}")
+    assert kept.body == b"two"
+    store.now += 1
+    pruned = ask(store, "POST", "/checkpoints/prune", {"keep": "last=1"})
+    assert (pruned["deleted"], pruned["kept"], pruned["not_considered"]) == ([undo], 1, 0)
+    assert [one["checkpoint_id"] for one in ask(store, "GET", "/checkpoints")["checkpoints"]] == [newest]
+
+
+def test_who_asks_for_all_gets_all(store: Store) -> None:
+    ask(store, "PUT", "/files/a", b"one")
+    first = ask(store, "POST", "/checkpoints", {"label": "release"})["checkpoint_id"]
+    ask(store, "PUT", "/files/a", b"two")
+    undo = ask(store, "POST", "/restore", {"checkpoint": first})["undo_checkpoint_id"]
+    newest = ask(store, "POST", "/checkpoints", {})["checkpoint_id"]
+    raw = b'{"keep":"1","named":true}'
+    assert ask(store, "POST", "/checkpoints/prune", raw)["deleted"] == [first, undo]
+    assert [one["checkpoint_id"] for one in ask(store, "GET", "/checkpoints")["checkpoints"]] == [newest]
