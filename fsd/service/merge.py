@@ -36,7 +36,7 @@ from fsd.service.retained import At
 from fsd.service.rows import DbSource
 from fsd.service.rules import Rules
 from fsd.service.view import Node, View, decode_xattrs, encode_xattrs
-from fsd.service.writers import WRITER, held_by_other, load
+from fsd.service.writers import WRITER, Guard, load
 
 NOTHING: Final = "nothing"
 MERGED: Final = "merged"
@@ -132,9 +132,6 @@ class Merges:
         head, _ = hold_tree(tx, parent, who)
         hold(tx, fork)  # one that was deleted since is losing its rows
         base = _base(tx, parent, fork)
-        for lease in load(tx, parent.id):
-            if lease.kind == WRITER and lease.binds(self._host.wall_ns()):
-                raise held_by_other(lease)
         plan = None
         if ready is not None and (ready.base, ready.head) == (base, head):
             plan, ready.plan = ready.plan, None
@@ -145,6 +142,7 @@ class Merges:
         view = plan.view
         if plan.clashes:
             return _answer(parent, fork, base, head, plan, CONFLICTS)
+        self._check_writers(tx, parent, plan)
         undo = None
         if _anything(plan):
             label = f"before the merge of {fork.name}"
@@ -162,6 +160,14 @@ class Merges:
             **_answer(parent, fork, base, head, plan, status),
             "undo_checkpoint_id": None if undo is None else undo["checkpoint_id"],
         }
+
+    def _check_writers(self, tx: Tx, parent: FsRef, plan: Plan) -> None:
+        """Raise `LeaseHeld` where the merge would change something under another's writer lease: it is
+        nobody's session, so every lease that binds is another's."""
+        now = self._host.wall_ns()
+        held = [lease for lease in load(tx, parent.id) if lease.kind == WRITER and lease.binds(now)]
+        if held:
+            Guard(tx, parent.id, plan.view, held).check_places(*plan.places())
 
     def _rebase(self, tx: Tx, fork: FsRef, base: _Base) -> None:
         """The fork's changes are counted from its present state."""

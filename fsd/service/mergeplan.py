@@ -563,6 +563,20 @@ class Plan:
 
     # -- what comes of it ----------------------------------------------------------------------------
 
+    def places(self) -> tuple[set[int], set[int]]:
+        """Where the parent changes: directories in or of which something does, files that change in place.
+        What is made lies somewhere below a directory that is there already."""
+        directories = {parent for parent, _ in self.slots}
+        old, new = ({getattr(slot, side) for slot in self.slots.values()} for side in ("old", "new"))
+        files: set[int] = set()
+        for ino in (old | new | self.edits.keys()) - {0}:
+            node = self.view.node(ino)
+            if node is not None and node.is_dir:
+                directories.add(ino)
+            elif node is not None and (ino in new or ino in self.edits):
+                files.add(ino)
+        return directories - self.made.keys(), files
+
     def new_inodes(self) -> Iterator[tuple[int, Attr]]:
         """Numbers of the parent's and the fork's inodes that are made under them."""
         for number, ino in self.made.items():

@@ -11,7 +11,7 @@ about. A commit without a fence claims nothing and follows the rules for all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fsd.meta.database import Tx
@@ -117,7 +117,9 @@ class Guard:
 
     def prefetch(self, rules: Rules, ops: Sequence[Op]) -> None:
         """Load in which directories the files of `ops` have names, in a few queries."""
-        inos = {rules.real(op.ino) for op in ops if isinstance(op, Content | Setattr | Setxattr | Link)}
+        self._load({rules.real(op.ino) for op in ops if isinstance(op, Content | Setattr | Setxattr | Link)})
+
+    def _load(self, inos: set[int]) -> None:
         for some in chunks(sorted(inos - self._parents.keys())):
             marks, values = in_list(some)
             self._parents.update((ino, set()) for ino in some)
@@ -143,6 +145,16 @@ class Guard:
             found = self._known[ino]
         self._known.update(dict.fromkeys(way, found))
         return found
+
+    def check_places(self, directories: Iterable[int], files: set[int]) -> None:
+        """Of changes that are no operations (a merge's): in these directories, to files wherever they have
+        names. Raises `LeaseHeld`."""
+        self._load(files)
+        around = [self._parents[ino] for ino in files]
+        for directory in {*directories}.union(*around):
+            found = self.over(directory)
+            if found is not None:
+                raise held_by_other(found)
 
     def forbids(self, rules: Rules, op: Op) -> Lease | None:
         """The lease that `op` would break."""

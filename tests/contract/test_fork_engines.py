@@ -7,10 +7,11 @@ import random
 import tarfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.bench import Bench
+from support.bench import Bench, Mount
 
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
@@ -473,6 +474,50 @@ def test_a_merge_waits_for_whoever_has_the_parent_to_himself(bench: Bench) -> No
     assert refused.value.exit_code == 7
     service.leases.release(origin, lease.fence, ADMIN_GRANT)
     assert merge(bench, origin, child)["status"] == MERGED
+
+
+def test_a_merge_goes_past_a_lease_of_another_place(bench: Bench) -> None:
+    """Only what the merge changes under it is in a lease's way, and only while the lease binds."""
+    origin, service = bench.fs, bench.service
+    mount = bench.mount("start")
+    held, free = (mount.mkdir(ROOT_INO, name) for name in (b"held", b"free"))
+    below = mount.mkdir(held, b"below")
+    deep, shared = mount.file(below, b"deep", b"1"), mount.file(free, b"shared", b"1")
+    mount.link(shared, below, b"link")
+    mount.commit()
+    child = fork(bench)
+    alone = on(bench, origin).mount("alone")
+
+    def hold(seconds: float = 60.0) -> int:
+        want = Exclusive(held, b"/held", seconds)
+        take = service.leases.take
+        return service.db.write(lambda tx: take(tx, origin, alone.session, "host", "/mnt", want)).fence
+
+    def change(act: Callable[[Mount], object]) -> None:
+        fork_mount = on(bench, child).mount("fork")
+        act(fork_mount)
+        fork_mount.commit()
+        bench.fs = origin
+
+    fence = hold()
+    change(lambda fork: fork.file(free, b"new", b"n"))
+    change(lambda fork: fork.mkdir(fork.mkdir(ROOT_INO, b"made"), b"more"))
+    assert merge(bench, origin, child)["status"] == MERGED
+    for act in (
+        lambda fork: fork.file(below, b"new", b"n"),
+        lambda fork: fork.write(deep, b"2", 2**40),
+        lambda fork: fork.write(shared, b"2", 2**40),  # the same file has a name there
+        lambda fork: fork.rename(ROOT_INO, b"held", held, ROOT_INO, b"moved"),
+    ):
+        change(act)
+        with pytest.raises(LeaseHeld) as refused:
+            merge(bench, origin, child)
+        assert refused.value.exit_code == 7
+        service.leases.release(origin, fence, ADMIN_GRANT)
+        assert merge(bench, origin, child)["status"] == MERGED
+        fence = hold()
+    service.leases.release(origin, fence, ADMIN_GRANT)
+    bench.audit()
 
 
 def test_rolling_a_fork_back(bench: Bench) -> None:
