@@ -236,12 +236,12 @@ class _Audit:
         for digest in refs.keys() - stored.keys():
             self.say("blob before name", f"blob {digest.hex()}", f"is named {refs[digest]} times, not stored")
         for digest, count in stored.items():
-            if count != refs.get(digest, 0):
-                self.say(
-                    "counted",
-                    f"blob {digest.hex()}",
-                    f"refs is {count}, rows name it {refs.get(digest, 0)} times",
-                )
+            named = refs.get(digest, 0)
+            if count != named:
+                what = f"refs is {count}, rows name it {named} times"
+                if count > named:  # a block without a row reads as a hole: nothing else tells of a lost one
+                    what += "; if a row is lost, a file reads zeros where these bytes were"
+                self.say("counted", f"blob {digest.hex()}", what)
         for digest, pack in self.all(
             "SELECT b.hash, b.pack FROM blob b WHERE b.fs=? "
             "AND NOT EXISTS (SELECT 1 FROM pack p WHERE p.id=b.pack)"

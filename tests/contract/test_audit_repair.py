@@ -15,6 +15,7 @@ from support.sweeping import DAY, SweepBench, noise, same
 from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import Conflict
+from fsd.model.limits import BLOCK
 from fsd.service import pins, repair
 from fsd.service.audit import audit, rows_of_lost
 from fsd.service.audit_store import audit_store, unknown_file_systems
@@ -62,6 +63,23 @@ def look(bench: SweepBench, *, read_data: bool = True) -> list[str]:
 
 def change(bench: SweepBench, sql: str, *params: object) -> None:
     assert bench.service.db.write(lambda tx: tx.execute(sql, params)) > 0, "the damage was not done"
+
+
+def test_a_lost_block_row_is_told_by_what_it_named(bench: SweepBench) -> None:
+    """It reads as a hole, so nothing but the counts can tell; of a dead version its blob's alone."""
+    mount = bench.mount()
+    ino = mount.file(ROOT_INO, b"long", noise(4, 2 * BLOCK))
+    mount.commit()
+    bench.service.db.write(lambda tx: pins.pin(tx, bench.fs, "checkpoint", "long"))
+    mount.write(ino, noise(5, 2 * BLOCK), 2**40)
+    mount.commit()
+    assert look(bench) == []
+    change(bench, f"DELETE FROM block WHERE fs=? AND ino=? AND idx=1 AND died<{MAX}", bench.fs.id, ino)
+    (told,) = look(bench)
+    assert "refs is 1, rows name it 0 times; if a row is lost" in told
+    change(bench, f"DELETE FROM block WHERE fs=? AND ino=? AND idx=1 AND died={MAX}", bench.fs.id, ino)
+    assert len(look(bench)) == 3
+    assert any("storage_bytes" in one for one in look(bench))
 
 
 def mend(bench: SweepBench) -> repair.Repair:
