@@ -13,7 +13,7 @@ from fsd.model.errors import UsageError
 
 
 def lock(context: Context, args: SimpleNamespace) -> Raw:
-    if not args.command:
+    if not args.command or not args.command[0]:
         raise UsageError("no command to run", hint="fsd lock /tasks/db -- COMMAND")
     options = LockOptions(
         path=remote_path(args.path),

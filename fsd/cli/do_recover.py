@@ -17,26 +17,28 @@ from fsd.cli.do_mount import place, state_dir
 from fsd.cli.output import Document
 from fsd.client.files import Files, FindFilter, PutOptions, raw_path
 from fsd.client.http import BytesBody, Http
-from fsd.client.leases import Leases
+from fsd.client.leases import Leases, nobody_writes
 from fsd.client.sources import LocalFile
 from fsd.kernel.mountpoint import resolve
 from fsd.kernel.options import mount_id
+from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import (
     FsdError,
     IntegrityError,
-    LeaseHeld,
     LeaseLost,
+    NotAuthenticated,
     NotDrained,
     NotFound,
+    NotPermitted,
+    Unavailable,
     Unsupported,
     UsageError,
 )
-from fsd.model.names import show
 from fsd.model.ops import Content, Create, Setattr, Setxattr
 from fsd.model.token import parse
+from fsd.model.words import counted
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs import decide
-from fsd.model.words import counted
 from fsd.vfs.aside import kept
 from fsd.vfs.open import give_up, prepare, replaced
 from fsd.vfs.open import recover as recover_log
@@ -87,13 +89,15 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
     lock = prepare(wanted)
     try:
         if args.as_conflicts:
-            nobody_writes(Leases(Http(context.data(), context.host)), wanted.remote_path)
+            hint = "try again when it is unmounted; --export DIR takes the files out now"
+            leases = Leases(Http(context.data(), context.host))
+            nobody_writes(leases, wanted.remote_path, below=True, hint=hint)
         try:
             left = recover_log(
                 wanted, context.host, remote, NoCache(), patience=PATIENCE, shared=args.as_conflicts
             )
-        except LeaseLost as exc:
-            return lost_lease(context, args, wanted, remote, exc)
+        except (LeaseLost, NotAuthenticated, NotPermitted, Unavailable) as exc:
+            return not_sent(context, args, wanted, remote, exc)
         give_up(remote, left.held)
         replaced(remote, left.session)
         decided = decide_about(context, args, wanted)
@@ -102,32 +106,20 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
         os.close(lock)
 
 
-def nobody_writes(leases: Leases, top: bytes) -> None:
-    """Raises `LeaseHeld` while another mount is the only writer there: it would refuse every change."""
-    mine = show(top).rstrip("/") + "/"
-    for lease in leases.held():
-        there = str(lease["path"]).rstrip("/") + "/"
-        if lease["kind"] == "writer" and (mine.startswith(there) or there.startswith(mine)):
-            raise LeaseHeld(
-                f"{lease['host']}:{lease['mount']} is the writer of {lease['path']} since {lease['since']}",
-                hint="try again when it is unmounted; --export DIR takes the files out now",
-                details={"holder": lease},
-            )
-
-
-def lost_lease(
-    context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote, error: LeaseLost
+def not_sent(
+    context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote, error: FsdError
 ) -> Document:
-    """What was written under a writer lease that somebody else took since: taken out or dropped, else told.
-    `--as-conflicts` sends it."""
+    """What was written and cannot be sent: under a writer lease that somebody else took since
+    (`--as-conflicts` sends it), with a token the server does not take any more, or to a server that is gone.
+    Taken out or dropped, else told. Without a server's word files go as far as the log holds them."""
+    lost = isinstance(error, LeaseLost)
     value: dict[str, Any] = {
-        "status": "lease_lost",
+        "status": "lease_lost" if lost else "not_sent",
         "mount_path": args.mount_path,
         "state_dir": str(wanted.state_dir),
         "reason": error.message,
     }
     if args.export:
-        target = Path(args.export).absolute()
 
         def directories() -> dict[int, bytes]:
             api, top = files(context), wanted.remote_path
@@ -135,16 +127,27 @@ def lost_lease(
             found = {int(one["ino"]): raw_path(one)[len(top.rstrip(b"/")) :] for one in below}
             return {**found, int(api.stat(top)["ino"]): b"/"}
 
-        taken = take_out(wanted, context.host, remote, NoCache(), directories, target)
-        value |= {"exported": taken.files, "not_files": taken.names}
-    elif args.discard:
+        def root_alone() -> dict[int, bytes]:
+            return {ROOT_INO: b"/"} if wanted.remote_path == b"/" else {}
+
+        target = Path(args.export).absolute()
+        paths = directories if lost else root_alone
+        taken = take_out(wanted, context.host, remote if lost else None, NoCache(), paths, target)
+        value |= {"exported": taken.files, "not_files": taken.names, "incomplete": taken.incomplete}
+    elif args.discard and not isinstance(error, Unavailable):
         context.confirm("Drop everything this mount had not sent, for good?", needs_yes=True)
         drop(wanted, context.host)
         return answer(wanted, args, None, {"status": "discarded", "reason": error.message})
     else:
+        if not lost:
+            error.hint += "; `--export DIR` takes out what was not sent"
+            error.hint += "" if isinstance(error, Unavailable) else ", `--discard` drops it"
         raise error
     hint = "what was taken out is still in the log: `fsd recover` with --discard drops it there"
-    return Document(value, error=LeaseLost(error.message, hint=hint))
+    if taken.incomplete:
+        hint += "; of the files in `incomplete` only what was changed could be taken out, the rest are zeros"
+    error.hint = hint
+    return Document(value, error=error if lost else NotDrained(error.message, hint=hint))
 
 
 def decide_about(context: Context, args: SimpleNamespace, wanted: VolumeOptions) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_files import files
 from fsd.cli.output import Raw
-from fsd.client.run import NOT_FOUND, RunOptions, RunResult, push_left
+from fsd.client.run import RunOptions, RunResult, push_left
 from fsd.client.run import run as run_command
 from fsd.client.transfer import Progress
 from fsd.model.errors import NotDrained, UsageError
@@ -22,7 +22,7 @@ def run(context: Context, args: SimpleNamespace) -> Raw:
         if args.command:
             raise UsageError("--push-left sends what an earlier run left: no command beside it")
         return _told(context, args, push_left(api, Path(args.push_left).absolute()))
-    if not args.command:
+    if not args.command or not args.command[0]:
         raise UsageError("no command to run", hint="fsd run --path /tasks/x -- COMMAND")
     options = RunOptions(
         path=remote_path(args.path),
@@ -39,8 +39,8 @@ def run(context: Context, args: SimpleNamespace) -> Raw:
     watch = progress if context.streams.stderr_terminal else None
     context.streams.stdout.flush()
     result = run_command(api, options, watch)
-    if result.command_exit == NOT_FOUND:
-        context.say(f"fsd run: {args.command[0]} ended with 127, as a command does that is not there")
+    if result.not_started:
+        context.say(f"fsd run: {result.not_started}")
     return _told(context, args, result)
 
 

@@ -68,6 +68,20 @@ class Leases:
         self.http.json("POST", f"{self._base}/{fence}/release", body={})
 
 
+def nobody_writes(leases: Leases, top: bytes, *, below: bool, hint: str) -> None:
+    """Raises `LeaseHeld` with `hint` while a mount is the only writer of `top`, or (`below`) of anything under
+    it: changes there would be refused."""
+    mine = show(top).rstrip("/") + "/"
+    for lease in leases.held():
+        there = str(lease["path"]).rstrip("/") + "/"
+        if lease["kind"] == "writer" and (mine.startswith(there) or (below and there.startswith(mine))):
+            raise LeaseHeld(
+                f"{lease['host']}:{lease['mount']} is the writer of {lease['path']} since {lease['since']}",
+                hint=hint,
+                details={"holder": lease},
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class LockOptions:
     """`timeout`: seconds to wait while another holds it, 0: not at all, None: for ever. `ttl`: how long the
@@ -115,7 +129,7 @@ def locked(leases: Leases, options: LockOptions, say: Callable[[str], None]) -> 
             return 128 + signals.arrived
         holder = _Holder(leases, options, int(lease["fence"]))
         try:
-            return holder.run(signals)
+            return holder.run(signals, say)
         finally:
             holder.release(say)
 
@@ -154,14 +168,13 @@ class _Holder:
         self._ended = threading.Event()
         threading.Thread(target=self._renew, name="fsd-lock", daemon=True).start()
 
-    def run(self, signals: _Signals) -> int:
+    def run(self, signals: _Signals, say: Callable[[str], None]) -> int:
         env = {**self.options.env, "FSD_FENCE": str(self.fence)}
         try:
             child = subprocess.Popen(list(self.options.command), env=env)
-        except FileNotFoundError:
-            return NOT_FOUND
-        except OSError:
-            return CANNOT_EXECUTE
+        except OSError as exc:
+            say(f"fsd lock: {self.options.command[0]} cannot be run: {exc.strerror}")
+            return NOT_FOUND if isinstance(exc, FileNotFoundError) else CANNOT_EXECUTE
         signals.child = child
         if signals.arrived:
             child.send_signal(signals.arrived)  # it came while the command was being started

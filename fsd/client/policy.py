@@ -35,8 +35,8 @@ DEFAULT_EXCLUDE: Final = (
 )
 MARKER: Final = ".tanstack-projected-"
 FIELD: Final = "policy"  # of a checkpoint's record
-_TOKENS: Final = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
-_MEANING: Final = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_TOKENS: Final = re.compile(r"(?:^|(?<=/))\*\*/|\*\*|\*|\?|[^*?]+")
+_ANY: Final = {"**/": "(?:[^/]+/)*", "**": ".*"}  # what may be passed over, slashes too
 
 
 def _regex(pattern: str) -> str:
@@ -49,9 +49,38 @@ def _regex(pattern: str) -> str:
     if not body:
         raise UsageError(f"the pattern {pattern!r} is empty")
     below = body.endswith("/**")  # everything in a directory, not the directory
-    parts = [_MEANING.get(token) or re.escape(token) for token in _TOKENS.findall(body.removesuffix("/**"))]
     end = "/.+" if below else ("/" if only_dirs else "/?")
-    return ("" if anchored else "(?:.*/)?") + "".join(parts) + end
+    return ("" if anchored else "(?:.*/)?") + _wildcards(_TOKENS.findall(body.removesuffix("/**"))) + end
+
+
+def _wildcards(tokens: list[str]) -> str:
+    """The body of a pattern. Patterns come with checkpoints that somebody else made, so no text may make the
+    search for a match explode: of two wildcards, the earlier takes as little as it can and never gives way
+    again (an atomic group), since the later one can pass over all that this leaves. Only the last of each
+    kind is tried at every place."""
+    parts: list[list[str]] = [[""]]  # between wildcards for slashes: runs between single stars
+    stars: list[str] = []
+    for token in tokens:
+        if token in _ANY:
+            stars.append(_ANY[token])
+            parts.append([""])
+        elif token == "*":
+            parts[-1].append("")
+        else:
+            parts[-1][-1] += "[^/]" if token == "?" else re.escape(token)
+    found = _runs(parts[0])
+    for at, star in enumerate(stars, 1):
+        last = at == len(stars)
+        found += f"{star}{_runs(parts[at])}" if last else f"(?>{star}?{_runs(parts[at])})"
+    return found
+
+
+def _runs(runs: list[str]) -> str:
+    """Runs of plain text with a star between each two."""
+    made = runs[0]
+    for at, run in enumerate(runs[1:], 1):
+        made += f"[^/]*?{run}" if at == len(runs) - 1 else f"(?>[^/]*?{run})"
+    return made
 
 
 def _compiled(patterns: Iterable[str]) -> re.Pattern[str] | None:

@@ -28,6 +28,7 @@ import msgpack
 
 from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
+from fsd.client.leases import Leases, nobody_writes
 from fsd.client.push import Base, Pushed, push, signature
 from fsd.client.sources import told
 from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, real_path, stat_or_none
@@ -44,6 +45,7 @@ KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passe
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
+LEASED: Final = "nothing was run, since its changes could not be pushed; `fsd cp -r` copies the tree out to read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class RunResult:
     pushed: Pushed
     left: Path | None = None
     error: FsdError | None = None
+    not_started: str = ""  # why the command could not be run
 
     @property
     def exit_code(self) -> int:
@@ -177,9 +180,11 @@ class _Work:
 
 
 def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -> RunResult:
-    """The whole of it. Raises `FsdError` only before the command has begun."""
+    """The whole of it. Raises `FsdError` only before the command has begun: `LeaseHeld` where nothing could be
+    pushed at its end."""
     host, owner = files.http.host, files.http.identity.file_system_id
     remote = real_path(files, normal(options.path))
+    nobody_writes(Leases(files.http), remote, below=False, hint=LEASED)
     with _handled() as signals, _work_directory(options) as directory:
         work = _Work(directory, owner, remote, options.label, options.work_dir is None)
         try:
@@ -191,7 +196,7 @@ def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -
             _remove_tree(directory if work.temporary else directory / TREE)
             raise
         result = RunResult(None, pulled, Pushed())
-        result.command_exit = _execute(options, directory / TREE, signals)
+        result.command_exit = _execute(options, directory / TREE, signals, result)
         _push(files, work, result)
     return result
 
@@ -317,16 +322,15 @@ def _pull(files: Files, work: _Work, progress: ProgressFn | None) -> CopyResult:
     return result
 
 
-def _execute(options: RunOptions, cwd: Path, signals: _Signals) -> int:
+def _execute(options: RunOptions, cwd: Path, signals: _Signals, result: RunResult) -> int:
     """Run the command to its end; its exit code as a shell would tell it."""
     if signals.arrived():
         return 128 + signals.arrived()
     try:
         child = subprocess.Popen(list(options.command), cwd=cwd, env=dict(options.env))
-    except FileNotFoundError:
-        return NOT_FOUND
-    except OSError:
-        return CANNOT_EXECUTE
+    except OSError as exc:
+        result.not_started = f"{options.command[0]} cannot be run: {exc.strerror}"
+        return NOT_FOUND if isinstance(exc, FileNotFoundError) else CANNOT_EXECUTE
     signals.child = child
     if signals.arrived():
         child.send_signal(signals.arrived())  # it came while the command was being started

@@ -64,6 +64,11 @@ def test_it_binds_commands_and_other_mounts_until_it_is_unmounted(
     source = other.base / "source"
     source.write_text("data")
     refused(other, "cp", str(source), ":/t/uploaded")
+    ran = other.fsd("run", "--path", "/t/d", "--", "touch", str(other.base / "ran"), check=False)
+    assert ran.returncode == 7, ran.stderr
+    assert "is the writer of /t since" in ran.stderr and "nothing was run" in ran.stderr
+    assert not (other.base / "ran").exists()
+    assert other.fsd("run", "--path", "/", "--", "true").returncode == 0
     wait_for(lambda: other.status()["leases"], 5, "the other mount to hear of it")
     fails(errno.EROFS, lambda: (other.mountpoint / "t" / "f").write_text("no"))
     fails(errno.EROFS, lambda: (other.mountpoint / "t" / "new").mkdir())

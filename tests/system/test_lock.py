@@ -35,7 +35,11 @@ def test_the_command_runs_under_the_lock_and_knows_its_fence(shared_fs: TestFs) 
     assert fences[1] > fences[0] > 0
     assert not held(shared_fs)
     assert process("lock", "/x", "--", "sh", "-c", "exit 5", env=shared_fs.env).code == 5
-    assert process("lock", "/x", "--", "/no/such/command", env=shared_fs.env).code == 127
+    missing = process("lock", "/x", "--", "/no/such/command", env=shared_fs.env)
+    assert missing.code == 127 and "/no/such/command cannot be run: No such file" in missing.err
+    forbidden = process("lock", "/x", "--", "/etc/passwd", env=shared_fs.env)
+    assert forbidden.code == 126 and "cannot be run: Permission denied" in forbidden.err
+    assert process("lock", "/x", "--", "", env=shared_fs.env).code == 2
     assert process("lock", "/x", "--", "sh", "-c", "kill -9 $$", env=shared_fs.env).code == 137
     assert process("lock", "/x", env=shared_fs.env).code == 2
     assert not held(shared_fs)

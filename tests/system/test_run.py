@@ -119,7 +119,8 @@ def test_the_push_happens_after_a_failure_and_a_missing_command(files: Files, tm
     done = shell(files, tmp_path, "echo newer > a; kill -9 $$")
     assert done.exit_code == 137 and get(files, b"/w/a") == b"newer\n"
     missing = RunOptions(b"/w", ["/no/such/command"], {}, tmp_path / "base")
-    assert run(files, missing).exit_code == 127
+    done = run(files, missing)
+    assert done.exit_code == 127 and done.not_started.startswith("/no/such/command cannot be run: ")
     assert nothing_left(tmp_path)
 
 

@@ -76,12 +76,54 @@ def test_the_marker_is_protected_from_any_policy() -> None:
         ("a/**", ("a/b", "a/b/c"), ("a", "ab")),
         ("?.c", ("a.c",), ("ab.c", ".c")),
         ("a+(b", ("a+(b",), ("aab",)),
+        ("x**/b", ("x/b", "xy/z/b"), ("xb",)),
+        ("**/a*b/**/c", ("ab/c", "d/axb/e/f/c"), ("ab/cc", "a/b/c")),
+        ("**a*b", ("xa/ab",), ("a/b",)),
     ],
 )
 def test_patterns(pattern: str, yes: tuple[str, ...], no: tuple[str, ...]) -> None:
     policy = Policy(exclude=(pattern,))
     assert [path for path in yes if not policy.excluded(path, is_dir=False)] == []
     assert [path for path in no if policy.excluded(path, is_dir=False)] == []
+
+
+def slowly(pattern: str, path: str) -> bool:
+    """Whether the anchored `pattern` matches the whole `path`: by trying everything."""
+    if not pattern:
+        return path in ("", "/")
+    if pattern.startswith("**/"):
+        head, slash, rest = path.partition("/")
+        return slowly(pattern[3:], path) or bool(head and slash and slowly(pattern, rest))
+    if pattern.startswith("**"):
+        return any(slowly(pattern[2:], path[at:]) for at in range(len(path) + 1))
+    if pattern.startswith("*"):
+        return any(slowly(pattern[1:], path[at:]) for at in range(len(path.partition("/")[0]) + 1))
+    same = bool(path) and (path[0] == pattern[0] or (pattern[0] == "?" and path[0] != "/"))
+    return same and slowly(pattern[1:], path[1:])
+
+
+def test_patterns_match_what_trying_everything_matches(seed: int) -> None:
+    chance = random.Random(seed)
+    found = 0
+    for _ in range(1500):
+        words = ["".join(chance.choice("ab*?") for _ in range(chance.randint(1, 3))) for _ in range(3)]
+        # `**` is a segment of its own here; what it means inside of a name is told above.
+        words = [chance.choice((word.replace("**", "*"), "**")) for word in words] + ["a"]
+        policy = Policy(exclude=("/" + "/".join(words),))
+        for _ in range(10):
+            names = ("".join(chance.choice("ab") for _ in range(chance.randint(1, 2))) for _ in range(5))
+            path = "/".join(list(names)[: chance.randint(1, 5)])
+            matches = slowly("/".join(words), path)
+            found += matches
+            assert policy.excluded(path, is_dir=False) == matches, (words, path)
+    assert found > 100
+
+
+@pytest.mark.parametrize("pattern", ["*a" * 500 + "b", "**a" * 500 + "b", "/" + "**/a/" * 500 + "b"])
+def test_no_pattern_of_somebody_elses_record_takes_for_ever(pattern: str) -> None:
+    policy = from_json({"include": [], "exclude": [pattern]})
+    for path in ("a" * 255, "/".join(["a" * 255] * 10), "/".join("a" * 1000)):
+        policy.excluded(path + "c", is_dir=False)
 
 
 def test_a_policy_comes_back_from_a_record() -> None:

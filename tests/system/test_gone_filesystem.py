@@ -1,0 +1,69 @@
+"""The filesystem of a mount is deleted meanwhile, or its token: told at once, and what was not sent can be
+taken out or dropped."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from support.sandbox import Sandbox, short_dir  # noqa: F401
+from support.server import Server, shared_server  # noqa: F401
+
+from fsd.vfs.commit import RETRY_DENIED
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def box(shared_server: Server, short_dir: Path) -> Iterator[Sandbox]:  # noqa: F811
+    """A mount with one committed file, whose filesystem is deleted then while more is being written."""
+    made = Sandbox(short_dir / "a", shared_server.create())
+    try:
+        made.mount()
+        (made.mountpoint / "old").write_bytes(b"o" * 3 * MIB)
+        made.drain()
+        gone = shared_server.ask("DELETE", f"/v1/file-systems/{made.fs.id}", token=shared_server.admin_key)
+        assert gone.status < 300, gone.body
+        with open(made.mountpoint / "old", "r+b") as file:
+            file.seek(MIB + 100)
+            file.write(b"new")
+        (made.mountpoint / "d").mkdir()
+        (made.mountpoint / "d" / "own").write_bytes(b"own" * 500_000)
+        yield made
+    finally:
+        made.close()
+
+
+def recover(box: Sandbox, *argv: str) -> CompletedProcess[str]:
+    place, state = os.fspath(box.mountpoint), os.fspath(box.state)
+    return box.fsd("recover", place, "--state-dir", state, "--output", "json", *argv, check=False)
+
+
+def test_it_is_told_at_once_and_what_was_not_sent_is_kept_until_it_is_taken_out(box: Sandbox) -> None:
+    denied = json.loads(box.fsd("drain", str(box.mountpoint), "--output", "json", check=False).stdout)
+    assert denied["pending"]["files"] and "token is unknown" in denied["reason"]
+    began = time.monotonic()
+    ended = box.fsd("unmount", str(box.mountpoint), "--output", "json", check=False)
+    assert time.monotonic() - began < RETRY_DENIED * 0.8  # no retry of a denied commit was waited for
+    assert ended.returncode == 6 and not os.path.ismount(box.mountpoint)
+    assert json.loads(ended.stdout)["pending"]["files"] == 2
+    told = recover(box)
+    assert told.returncode == 3 and "--export" in told.stderr and "--discard" in told.stderr
+    target = box.base / "out"
+    taken = recover(box, "--export", str(target))
+    assert taken.returncode == 6, taken.stderr
+    found = json.loads(taken.stdout)
+    assert (target / "d" / "own").read_bytes() == b"own" * 500_000
+    assert len(found["exported"]) == 2 and len(found["incomplete"]) == 1
+    # Only the server had the rest of it.
+    changed = next(p for p in target.rglob("*") if str(p) == found["incomplete"][0]).read_bytes()
+    assert len(changed) == 3 * MIB and changed.strip(b"\0") == b"new"
+    assert changed[MIB + 100 : MIB + 103] == b"new"
+    dropped = recover(box, "--discard", "--yes")
+    assert dropped.returncode == 0 and json.loads(dropped.stdout)["status"] == "discarded"
+    assert recover(box).returncode == 0
