@@ -24,6 +24,7 @@ from fsd.kernel.options import mount_id
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import (
     FsdError,
+    HistoryChanged,
     IntegrityError,
     LeaseLost,
     NotAuthenticated,
@@ -96,7 +97,7 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
             left = recover_log(
                 wanted, context.host, remote, NoCache(), patience=PATIENCE, shared=args.as_conflicts
             )
-        except (LeaseLost, NotAuthenticated, NotPermitted, Unavailable) as exc:
+        except (LeaseLost, HistoryChanged, NotAuthenticated, NotPermitted, Unavailable) as exc:
             return not_sent(context, args, wanted, remote, exc)
         give_up(remote, left.held)
         replaced(remote, left.session)
@@ -110,7 +111,8 @@ def not_sent(
     context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote, error: FsdError
 ) -> Document:
     """What was written and cannot be sent: under a writer lease that somebody else took since
-    (`--as-conflicts` sends it), with a token the server does not take any more, or to a server that is gone.
+    (`--as-conflicts` sends it), with a token the server does not take any more, to a server that is gone, or to
+    one that went back to an older copy of its data and does not have what this was written on.
     Taken out or dropped, else told. Without a server's word files go as far as the log holds them."""
     lost = isinstance(error, LeaseLost)
     value: dict[str, Any] = {
@@ -241,8 +243,8 @@ def answer(
         )
     elif value["damaged"]:
         error = IntegrityError(
-            f"{counted(len(value['damaged']), 'file')} lost bytes when the machine stopped; what is left of the "
-            f"first is in {value['damaged'][0]}",
+            f"{counted(len(value['damaged']), 'file')} lost bytes when the machine stopped; what is left of "
+            f"the first is in {value['damaged'][0]}",
             hint="compare it with the file beside it, then remove one of them",
         )
     elif value["damaged_logs"]:

@@ -69,8 +69,8 @@ class Leases:
 
 
 def nobody_writes(leases: Leases, top: bytes, *, below: bool, hint: str) -> None:
-    """Raises `LeaseHeld` with `hint` while a mount is the only writer of `top`, or (`below`) of anything under
-    it: changes there would be refused."""
+    """Raises `LeaseHeld` with `hint` while a mount is the only writer of `top`, or (`below`) of anything
+    under it: changes there would be refused."""
     mine = show(top).rstrip("/") + "/"
     for lease in leases.held():
         there = str(lease["path"]).rstrip("/") + "/"

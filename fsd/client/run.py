@@ -45,7 +45,7 @@ KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passe
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
-LEASED: Final = "nothing was run, since its changes could not be pushed; `fsd cp -r` copies the tree out to read"
+LEASED: Final = "nothing was run: its changes could not be pushed; `fsd cp -r` copies the tree out to read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ class _Work:
 
 
 def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -> RunResult:
-    """The whole of it. Raises `FsdError` only before the command has begun: `LeaseHeld` where nothing could be
-    pushed at its end."""
+    """The whole of it. Raises `FsdError` only before the command has begun: `LeaseHeld` where nothing could
+    be pushed at its end."""
     host, owner = files.http.host, files.http.identity.file_system_id
     remote = real_path(files, normal(options.path))
     nobody_writes(Leases(files.http), remote, below=False, hint=LEASED)
