@@ -27,7 +27,7 @@ _NEW_TOKEN: Final = (
 )
 _MERGE: Final = (
     "status file_system_id fork_id base_seq fork_seq fs_seq applied conflicts[] conflicts_total"
-    " undo_checkpoint_id?"
+    " undo_checkpoint_id? server_ms"
 )
 _LAYER: Final = (
     "layer_id file_system_id base_root_path name tags[] state durability_mode actor_id durable_seq created_at"
@@ -78,10 +78,10 @@ FIELDS: Final = {
     "checkpoint list": "checkpoints[] next_cursor",
     "checkpoint show": "checkpoint_id thread_id parent_id kind reason label fs_seq entries created_at"
     " expires_at files[]?",
-    "checkpoint diff": "from_seq to_seq changes[]",
+    "checkpoint diff": "from_seq to_seq changes[] server_ms?",
     "checkpoint restore": "status? fs_seq? restored_seq? path? changes? undo_checkpoint_id? server_ms?"
     " dry_run? path_b64? checkpoint_id? directory? files? directories? links? removed? bytes?",
-    "checkpoint delete": "checkpoint_id status fs_seq",
+    "checkpoint delete": "checkpoint_id status fs_seq server_ms",
     "checkpoint prune": "deleted[] kept not_considered dry_run?",
     "history": "path versions[] next_cursor path_b64?",
     "undelete": "status fs_seq restored_seq path changes undo_checkpoint_id server_ms dry_run? path_b64?",
@@ -99,7 +99,7 @@ FIELDS: Final = {
     "fs create-layer-checkpoint": "checkpoint_id layer_id durable_seq label created_at",
     "fs fork-layer": _LAYER + " fs_token",
     "fs list-layer-chain": "chain[]",
-    "fs rollback-layer": "operation layer_id status fork_id base_seq fs_seq undo_checkpoint_id",
+    "fs rollback-layer": "operation layer_id status fork_id base_seq fs_seq undo_checkpoint_id server_ms",
     "fs commit-layer": _MERGE + " layer_id",
     "fs delete-layer": "layer_id status layers_deleted[]",
     "drain": "status flushed{} duration_ms " + _LEFT,

@@ -52,13 +52,16 @@ class Checkpoints:
         """All changes between two states; `last` None: the live one."""
         after: str | None = None
         changes: list[JsonObject] = []
+        spent = 0.0
         while True:
             query: Query = {"from": first, "to": last, "limit": DIFF_PAGE_MAX, "after": after}
             page = self.http.json("GET", self._fs + "/diff", query=query, wait=_RESTORE)
             changes += page["changes"]
+            spent += page["server_ms"]
             after = page["next_after"]
             if after is None:
-                return {"from_seq": page["from_seq"], "to_seq": page["to_seq"], "changes": changes}
+                ends = {name: page[name] for name in ("from_seq", "to_seq")}
+                return {**ends, "changes": changes, "server_ms": round(spent, 3)}
 
     def restore(
         self,

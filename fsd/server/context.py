@@ -104,6 +104,10 @@ class Context:
         """The service's listener: wakes the long polls of a filesystem. Any thread."""
         if self.loop is not None and self.waiters.waiting(("fs", fs)):
             self.loop.call_soon_threadsafe(self.waiters.wake, ("fs", fs))
+    def ms_since(self, began: float) -> float:
+        """`server_ms` of an answer: from `began`, on the monotonic clock."""
+        return round((self.host.monotonic() - began) * 1000, 3)
+
 
 
 def context(request: Request) -> Context:
@@ -311,6 +315,12 @@ def json_response(value: object, status: int = 200) -> Response:
 def send(answer: Answer) -> Response:
     headers = {"Idempotent-Replay": "true"} if answer.replayed else None
     return Response(answer.body, answer.status, headers, media_type=JSON_TYPE)
+
+
+def timed(ctx: Context, answer: Answer, began: float) -> Answer:
+    """With the time the server spent on it since `began`."""
+    value = {**json.loads(answer.body), "server_ms": ctx.ms_since(began)}
+    return Answer(answer.status, _encoded(value), answer.replayed)
 
 
 def check_fs_name(name: str) -> str:

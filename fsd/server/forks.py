@@ -28,6 +28,7 @@ from fsd.server.context import (
     read_json,
     send,
     string,
+    timed,
     to_answer,
 )
 from fsd.server.control import ONE, was_asked
@@ -68,7 +69,7 @@ async def create(request: Request) -> Response:
         hold(tx, origin, grant)
         at = origin if of is None else forks.need_descendant(tx, origin, of)
         made = forks.create(tx, at, name, list(labels.items()), checkpoint, layer)
-        return to_answer({**made, "server_ms": (ctx.host.monotonic() - began) * 1000}, 201)
+        return to_answer({**made, "server_ms": ctx.ms_since(began)}, 201)
 
     return await _write(ctx, request, grant, raw, effect)
 
@@ -150,8 +151,10 @@ async def merge(request: Request) -> Response:
 
     into, fork = await ctx.run(lambda: service.db.read(pair))
     async with ctx.compares:
+        began = ctx.host.monotonic()
         if dry_run:
-            return json_response(await ctx.run(lambda: service.merges.rehearse(into, fork, wish)))
+            rehearsed = await ctx.run(lambda: service.merges.rehearse(into, fork, wish))
+            return json_response({**rehearsed, "server_ms": ctx.ms_since(began)})
 
         ready = await ctx.run(lambda: service.merges.prepare(into, fork, wish))
 
@@ -159,7 +162,7 @@ async def merge(request: Request) -> Response:
             hold(tx, parent, grant)
             return to_answer(service.merges.merge(tx, into, fork, None, wish, ready))
 
-        return await _change(ctx, request, into, grant, raw, effect)
+        return await _change(ctx, request, into, grant, raw, effect, began)
 
 
 async def checkpoint(request: Request) -> Response:
@@ -194,13 +197,20 @@ async def rollback(request: Request) -> Response:
         return to_answer(service.merges.roll_back(tx, fork, service.restores, force=force))
 
     async with ctx.compares:
-        return await _change(ctx, request, fork, grant, raw, effect)
+        return await _change(ctx, request, fork, grant, raw, effect, ctx.host.monotonic())
 
 
 async def _change(
-    ctx: Context, request: Request, fs: FsRef, grant: Grant, raw: bytes, effect: Callable[[Tx], Answer]
+    ctx: Context,
+    request: Request,
+    fs: FsRef,
+    grant: Grant,
+    raw: bytes,
+    effect: Callable[[Tx], Answer],
+    began: float,
 ) -> Response:
-    """A write to the tree of `fs`, which waits for its copy; then its feed is woken."""
+    """A write to the tree of `fs`, which waits for its copy; then its feed is woken. `began`: when work on it
+    did."""
     call = idempotent_call(request, grant.token_id, raw)
     service = ctx.service
 
@@ -211,7 +221,7 @@ async def _change(
         service.feed.wake(fs.id, json.loads(answer.body)["fs_seq"])
         return answer
 
-    return send(await ctx.run(work))
+    return send(timed(ctx, await ctx.run(work), began))
 
 
 async def _write(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from fsd.server.context import (
     read_json,
     send,
     string,
+    timed,
     to_answer,
 )
 from fsd.server.route import RouteDef, route
@@ -100,7 +100,7 @@ async def create(request: Request) -> Response:
         return service.forks.when_copied(fs, lambda: service.in_thread.make(fs, who, ask, place, around))
 
     answer = await ctx.run(work)
-    return send(_timed(ctx, answer, began + waited))
+    return send(timed(ctx, answer, began + waited))
 
 
 def _place_of(body: dict[str, Any]) -> Place | None:
@@ -158,13 +158,6 @@ async def _barriers(ctx: Context, fs: FsRef, who: Grant, seconds: float) -> list
         ctx.waiters.forget(subject, event)
 
 
-def _timed(ctx: Context, answer: Answer, began: float) -> Answer:
-    """With the time the server spent."""
-    spent = round((ctx.host.monotonic() - began) * 1000, 3)
-    value = {**json.loads(answer.body), "server_ms": spent}
-    return Answer(answer.status, to_answer(value).body, answer.replayed)
-
-
 async def list_all(request: Request) -> Response:
     """Checkpoints of all threads or of one, newest first."""
     ctx = context(request)
@@ -196,6 +189,7 @@ async def show(request: Request) -> Response:
 async def delete(request: Request) -> Response:
     """Remove a checkpoint and what only it could see."""
     ctx = context(request)
+    began = ctx.host.monotonic()
     name = request.path_params["cid"]
 
     def work() -> Answer:
@@ -208,7 +202,7 @@ async def delete(request: Request) -> Response:
 
         return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
 
-    return send(await ctx.run(work))
+    return send(timed(ctx, await ctx.run(work), began))
 
 
 async def prune(request: Request) -> Response:
@@ -275,8 +269,9 @@ async def difference(request: Request) -> Response:
 
     def work() -> object:
         fs, _ = ctx.authenticate(request)
+        began = ctx.host.monotonic()
 
-        def read(tx: Tx) -> object:
+        def read(tx: Tx) -> dict[str, Any]:
             was, now = state_of(tx, fs, first), state_of(tx, fs, last)
             changes = Difference(tx, was.fs, was.seq, now.seq).changes()
             rest = [one for one in changes if not after or (one.path, one.kind.encode()) > _place(after)]
@@ -290,7 +285,7 @@ async def difference(request: Request) -> Response:
                 "next_after": cursor_of(shown[-1].path + b"\0" + shown[-1].kind.encode()) if more else None,
             }
 
-        return ctx.service.db.read(read)
+        return {**ctx.service.db.read(read), "server_ms": ctx.ms_since(began)}
 
     async with ctx.compares:
         return json_response(await ctx.run(work))
@@ -423,7 +418,7 @@ async def _restore(
         return answer
 
     async with ctx.compares:
-        return send(_timed(ctx, await ctx.run(work), began))
+        return send(timed(ctx, await ctx.run(work), began))
 
 
 def _restored(tx: Tx, fs: FsRef, wish: Wish, done: Restored) -> dict[str, Any]:

@@ -363,6 +363,7 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "base_seq": "integer",
         "fs_seq": "integer",
         "undo_checkpoint_id": "?string",
+        "server_ms": "number",
     },
     "Merge": {
         "status": "string",
@@ -374,6 +375,7 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "applied": "integer",
         "conflicts": "array",
         "conflicts_total": "integer",
+        "server_ms": "number",
     },
     "Swept": {
         "dry_run": "boolean",
@@ -473,6 +475,7 @@ _SCHEMAS: Final[dict[str, dict[str, str]]] = {
         "path": "string",
         "changes": "integer",
         "undo_checkpoint_id": "?string",
+        "server_ms": "number",
     },
     "Session": {
         "session": "integer",
