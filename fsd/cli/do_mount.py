@@ -80,6 +80,8 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         cache = args.read_cache_size_mb * MIB
     if args.exclusive and (args.read_only or shown_state(args)):
         raise UsageError("an exclusive mount is there to write: it cannot be read-only")
+    if args.acl and args.no_xattr:
+        raise UsageError("ACLs are kept as extended attributes: --acl and --no-xattr exclude each other")
     durability = args.durability
     if getattr(args, "write_back_cache", None) is False:
         durability = "close"
@@ -101,6 +103,7 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         lease_wait=args.wait,
         consistency=args.consistency,
         xattr=not args.no_xattr,
+        acl=args.acl,
         loop=args.loop,
         foreground=args.foreground,
         supervised=not args.no_supervisor,

@@ -184,6 +184,7 @@ class Daemon:
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         nursery.start_soon(self._stay_findable, nursery)
         await self._first_stat()
+        self.session.answered()
         if self.options.restore_thread and not self.start.restarts:
             self.start.channel.say(await restore_head(self, volume.session))
         set_read_ahead(self.place, READ_AHEAD_KIB)
@@ -268,6 +269,7 @@ class Daemon:
             buffer_size=options.buffer_size or None,
             buffer_max=options.buffer_max,
             io_timeout=options.io_timeout,
+            acl=options.acl,
             version=__version__,
         )
         # A restarted daemon's own lease is at most so long in its way (a copy of the machine has it then).
@@ -340,6 +342,7 @@ class Daemon:
             xattr=options.xattr,
             immutable=bool(options.state),
             ask=options.consistency == "open",
+            acl=options.acl,
         )
         self.session = FuseSession(
             loop,
@@ -348,6 +351,7 @@ class Daemon:
             self._fuse_options(),
             ended=lambda: token.run_sync_soon(self.kernel_gone.set),
             died=self._broke,
+            own_umask=options.acl,
         )
         loop.hook(self.machine.pump, self.operations.abort)
         self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)

@@ -18,6 +18,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
+from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, Unavailable
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park
@@ -27,7 +28,7 @@ R = TypeVar("R")
 
 # The kernel asks for at most 32 KiB (some 200 entries) in a common getdents; more would be thrown away.
 READDIR_PAGE = 256
-# Extended attributes of other classes are told as a disk tells them, `system.posix_acl_*` among them.
+# Extended attributes of other classes are told as a disk tells them; without `--acl` so are those of ACLs.
 _XATTR_CLASSES = (b"user", b"trusted", b"security")
 
 
@@ -78,10 +79,18 @@ class FsdOperations(pyfuse3.Operations):
     enable_acl = False
 
     def __init__(
-        self, machine: Machine, *, xattr: bool = True, immutable: bool = False, ask: bool = False
+        self,
+        machine: Machine,
+        *,
+        xattr: bool = True,
+        immutable: bool = False,
+        ask: bool = False,
+        acl: bool = False,
     ) -> None:
-        """`ask`: consistency `open`. The kernel keeps no attributes and no absent names then."""
+        """`ask`: consistency `open`. The kernel keeps no attributes and no absent names then. `acl`: POSIX
+        ACLs; the kernel leaves the umask to us then, if it was told to (`handshake`)."""
         super().__init__()
+        self.enable_acl = acl
         self._machine = machine
         self._volume = machine.volume
         self._root = machine.volume.root_ino
@@ -177,11 +186,12 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._volume.mknod(self._ino(parent), name, mode, rdev, ctx.uid, ctx.gid))
+        made = self._volume.mknod(self._ino(parent), name, mode, rdev, ctx.uid, ctx.gid, ctx.umask)
+        return self._entry(made)
 
     @handler
     def mkdir(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._volume.mkdir(self._ino(parent), name, mode, ctx.uid, ctx.gid))
+        return self._entry(self._volume.mkdir(self._ino(parent), name, mode, ctx.uid, ctx.gid, ctx.umask))
 
     @handler
     def symlink(self, parent: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -211,7 +221,8 @@ class FsdOperations(pyfuse3.Operations):
     def create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        inode, fh = self._volume.create(self._ino(parent), name, mode, ctx.uid, ctx.gid, flags)
+        where = self._ino(parent)
+        inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         self._openers[fh] = ctx.pid
         return FileInfo(fh=fh), self._entry(inode)
 
@@ -315,6 +326,8 @@ class FsdOperations(pyfuse3.Operations):
             # The kernel remembers ENOSYS, answers EOPNOTSUPP itself and spares one request a write.
             raise FUSEError(errno.ENOSYS)
         kind, dot, rest = name.partition(b".")
+        if self.enable_acl and name in NAMES:
+            return
         if not dot or kind not in _XATTR_CLASSES:
             raise FUSEError(errno.EOPNOTSUPP)
         if not rest:
@@ -328,7 +341,8 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def setxattr(self, nodeid: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         self._check_xattr(name)
-        self._volume.setxattr(self._ino(nodeid), name, value)
+        groups = functools.partial(_groups, ctx)
+        self._volume.setxattr(self._ino(nodeid), name, value, ctx.uid, groups)
 
     @handler
     def listxattr(self, nodeid: int, ctx: RequestContext) -> Sequence[bytes]:

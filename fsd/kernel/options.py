@@ -54,6 +54,7 @@ class MountOptions:
     durability: str = "fsync"  # or "close"
     consistency: str = "feed"  # or "open": the server is asked at each open
     xattr: bool = True
+    acl: bool = False
     allow_other: bool | None = None  # None: when root
     loop: str = "mini"  # or "trio"
     foreground: bool = False

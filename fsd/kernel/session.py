@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import pyfuse3
 import trio
 
+from fsd.kernel.handshake import DONT_MASK, Handshake, connections
 from fsd.kernel.machine import LoopWait
 from fsd.kernel.mini import Scheduler
 from fsd.model.errors import FsdError, InternalError, Unsupported
@@ -147,13 +148,17 @@ class FuseSession:
         *,
         ended: Callable[[], None],
         died: Callable[[BaseException], None],
+        own_umask: bool = False,
     ) -> None:
+        """`own_umask`: the kernel is to leave the umask to the handlers."""
         self._loop = loop
         self._operations = operations
         self._mountpoint = mountpoint
         self._options = options
         self._ended = ended
         self._died = died
+        self._own_umask = own_umask
+        self._handshake: Handshake | None = None
         self._stop: LoopWait | None = None
         self._stop_asked = False
         self.thread = threading.Thread(target=self._run, name="fsd-fuse", daemon=True)
@@ -165,6 +170,7 @@ class FuseSession:
         options = {*pyfuse3.default_options, *self._options}
         # libfuse takes this name for a connection that is open.
         where = str(self._mountpoint) if fd is None else f"/dev/fd/{fd}"
+        others = connections() if self._own_umask else set()
         try:
             pyfuse3.init(self._operations, where, options)
         except FsdError:
@@ -174,9 +180,20 @@ class FuseSession:
                 f"the kernel refused to mount at {self._mountpoint} ({exc})",
                 hint="see the log for libfuse's own words; `fsd doctor` says what is missing here",
             ) from exc
+        if self._own_umask:
+            (own,) = connections() - others if fd is None else {fd}
+            self._handshake = Handshake(own, DONT_MASK)
 
     def start(self) -> None:
         self.thread.start()
+        if self._handshake is not None:
+            self._handshake.start()
+
+    def answered(self) -> None:
+        """A request was answered: the session is under way."""
+        if self._handshake is not None:
+            self._handshake.close()
+            self._handshake = None
 
     def terminate(self) -> None:
         """End the session from this side, whatever the kernel thinks; any thread."""

@@ -40,10 +40,10 @@ class FileCalls(NameCalls):
 
     # opening -----------------------------------------------------------------------------------------
     def create(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int, umask: int = 0
     ) -> tuple[Inode, int]:
-        """Make and open a regular file (counts one lookup). `mode` comes with the umask applied."""
-        node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid)
+        """Make and open a regular file (counts one lookup). `umask` is taken off `mode`; see `make`."""
+        node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid, umask=umask)
         return node, self.opened(node, flags)
 
     def open(

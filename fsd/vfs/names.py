@@ -1,20 +1,13 @@
-"""The namespace calls: lookup to rename, attributes, extended attributes, directory handles."""
+"""The namespace calls: lookup to rename, directory handles."""
 
 from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Sequence
 
 from fsd.model.attrs import Attr
 from fsd.model.errors import PosixError
-from fsd.model.limits import (
-    LINK_MAX,
-    SYMLINK_MAX,
-    XATTR_NAME_MAX,
-    XATTR_VALUE_MAX,
-    XATTRS_TOTAL_MAX,
-)
+from fsd.model.limits import LINK_MAX, SYMLINK_MAX
 from fsd.model.names import check_name
 from fsd.model.ops import (
     CREATE,
@@ -23,26 +16,19 @@ from fsd.model.ops import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     RMDIR,
-    SETATTR,
-    SETXATTR,
     UNLINK,
     Create,
     Link,
     Rename,
     Rmdir,
-    Setattr,
-    Setxattr,
     Unlink,
 )
-from fsd.model.times import storable
-from fsd.vfs.calls import Calls
+from fsd.vfs.attributes import RECORD_ROOM, AttributeCalls
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park
 
-RECORD_ROOM = 1024  # about what an operation's record takes
 
-
-class NameCalls(Calls):
+class NameCalls(AttributeCalls):
     """See the module."""
 
     def lookup(self, parent: int, name: bytes, asker: object = None) -> Inode | None:
@@ -96,8 +82,10 @@ class NameCalls(Calls):
         gid: int,
         rdev: int = 0,
         target: bytes | None = None,
+        umask: int = 0,
     ) -> Inode:
-        """A new inode of any type; `mode` is the whole st_mode. Counts one kernel lookup."""
+        """A new inode of any type; `mode` is the whole st_mode, of which `umask` is taken off unless the
+        directory has a default ACL. Counts one kernel lookup."""
         directory = self.core.nodes.directory(parent)
         self.must_be_writable(directory)
         check_name(name)
@@ -106,7 +94,9 @@ class NameCalls(Calls):
         is_dir = stat.S_ISDIR(mode)
         if is_dir and directory.nlink >= LINK_MAX:
             raise PosixError(errno.EMLINK, "too many directories in one")
-        self.room(RECORD_ROOM)
+        given = self.inherited(directory, mode) if self.core.options.acl and target is None else None
+        self.room(RECORD_ROOM if given is None else 4 * RECORD_ROOM + given.length)
+        mode = mode & ~umask if given is None else given.safe
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
             if is_dir:
@@ -140,13 +130,17 @@ class NameCalls(Calls):
         core.nodes.enter(directory, name, ino)
         self.touch_parent(directory, time, 1 if is_dir else 0)
         self.committer.enqueue(op, pos)
+        if given is not None:
+            self.take_over(node, given)
         return node
 
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, uid: int, gid: int) -> Inode:
-        return self.make(parent, name, mode, uid, gid, rdev)
+    def mknod(
+        self, parent: int, name: bytes, mode: int, rdev: int, uid: int, gid: int, umask: int = 0
+    ) -> Inode:
+        return self.make(parent, name, mode, uid, gid, rdev, umask=umask)
 
-    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Inode:
-        return self.make(parent, name, stat.S_IFDIR | mode & 0o7777, uid, gid)
+    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int, umask: int = 0) -> Inode:
+        return self.make(parent, name, stat.S_IFDIR | mode & 0o7777, uid, gid, umask=umask)
 
     def symlink(self, parent: int, name: bytes, target: bytes, uid: int, gid: int) -> Inode:
         if not target:
@@ -368,83 +362,6 @@ class NameCalls(Calls):
         else:
             self.touch_parent(source, time, down)
             self.touch_parent(target, time, up)
-        self.changed(node, time)
-
-    # attributes --------------------------------------------------------------------------------------
-    def set_attributes(
-        self,
-        node: Inode,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime: int | None = None,
-        mtime: int | None = None,
-    ) -> None:
-        """Everything of setattr but the size."""
-        core = self.core
-        atime = None if atime is None else storable(atime)
-        mtime = None if mtime is None else storable(mtime)
-        time = core.stamp()
-        if not node.gone:
-            self.room(RECORD_ROOM)
-            bits = None if mode is None else mode & 0o7777
-            self.do(Setattr(core.take_opno(), SETATTR, node.ino, bits, uid, gid, atime, mtime, time))
-        if mode is not None:
-            node.mode = stat.S_IFMT(node.mode) | mode & 0o7777
-        if uid is not None:
-            node.uid = uid
-        if gid is not None:
-            node.gid = gid
-        if atime is not None:
-            node.atime = atime
-        if mtime is not None:
-            node.mtime = mtime
-        self.changed(node, time)
-
-    def getxattr(self, ino: int, name: bytes) -> bytes:
-        node = self.current(self.core.nodes.get(ino))
-        value = None if node.xattrs is None else node.xattrs.get(name)
-        if value is None:
-            raise PosixError(errno.ENODATA, "no such extended attribute")
-        return value
-
-    def listxattr(self, ino: int, uid: int = 0) -> Sequence[bytes]:
-        """Names a caller of this uid may see: `trusted.` ones are root's, and the kernel keeps only their
-        values from others."""
-        node = self.current(self.core.nodes.get(ino))
-        return [name for name in node.xattrs or () if uid == 0 or not name.startswith(b"trusted.")]
-
-    def setxattr(self, ino: int, name: bytes, value: bytes) -> None:
-        self.must_be_writable(self.core.nodes.get(ino))
-        if not 0 < len(name) <= XATTR_NAME_MAX:
-            raise PosixError(errno.ERANGE, "the attribute's name is too long")
-        if len(value) > XATTR_VALUE_MAX:
-            raise PosixError(errno.E2BIG, f"a value of {len(value)} bytes, at most {XATTR_VALUE_MAX}")
-        node = self.current(self.core.nodes.get(ino))
-        others = sum(len(k) + len(v) for k, v in (node.xattrs or {}).items() if k != name)
-        if others + len(name) + len(value) > XATTRS_TOTAL_MAX:
-            raise PosixError(errno.ENOSPC, "too many extended attributes")
-        self._xattr(node, name, value)
-
-    def removexattr(self, ino: int, name: bytes) -> None:
-        node = self.core.nodes.get(ino)
-        self.must_be_writable(node)
-        self.current(node)
-        if node.xattrs is None or name not in node.xattrs:
-            raise PosixError(errno.ENODATA, "no such extended attribute")
-        self._xattr(node, name, None)
-
-    def _xattr(self, node: Inode, name: bytes, value: bytes | None) -> None:
-        core = self.core
-        time = core.stamp()
-        if not node.gone:
-            self.room(RECORD_ROOM + len(value or b""))
-            self.do(Setxattr(core.take_opno(), SETXATTR, node.ino, name, value, time))
-        node.xattrs = dict(node.xattrs or {})
-        if value is None:
-            node.xattrs.pop(name, None)
-        else:
-            node.xattrs[name] = value
         self.changed(node, time)
 
     # directory handles -------------------------------------------------------------------------------

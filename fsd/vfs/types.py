@@ -57,6 +57,7 @@ class VolumeOptions:
     io_timeout: float = IO_TIMEOUT
     version: str = "0.1.0"
     segment_size: int = SEGMENT
+    acl: bool = False  # POSIX ACLs are shown and inherited; the kernel enforces them
 
 
 @dataclass(slots=True, eq=False)

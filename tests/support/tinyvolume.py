@@ -118,13 +118,13 @@ class TinyVolume:
         inode.stamp += 1
         return inode
 
-    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> TinyInode:
+    def mkdir(self, parent: int, name: bytes, mode: int, uid: int, gid: int, umask: int = 0) -> TinyInode:
         made = self._add(parent, name, mode, uid, gid)
         self.ref(made.ino)
         return made
 
     def create(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int, umask: int = 0
     ) -> tuple[TinyInode, int]:
         inode = self._add(parent, name, stat.S_IFREG | (mode & 0o7777), uid, gid)
         self.ref(inode.ino)
