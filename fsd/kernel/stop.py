@@ -21,6 +21,7 @@ import trio
 
 from fsd.kernel import runtime
 from fsd.kernel.mountpoint import detach
+from fsd.kernel.supervisor import STOP_SIGNALS
 from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
 from fsd.model.names import show
 from fsd.model.words import counted
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 MERGE: Final = 0.5
 EXIT_CLEAN: Final = 0
 EXIT_LEFT: Final = 6
-# SIGHUP: the terminal of a mount in the foreground is gone.
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NOTHING: Final = {"operations": 0, "files": 0, "bytes": 0}
 
 Tell = Callable[[str], Awaitable[None]]

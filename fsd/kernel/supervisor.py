@@ -29,13 +29,15 @@ from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse,
 from fsd.kernel.options import MountOptions
 from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
-from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound, UsageError
+from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound, Unavailable, UsageError
 
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW: Final = 600.0
 EXIT_LEFT: Final = 6
 # A daemon that broke and wants a fresh process ends with this.
 EXIT_CRASHED: Final = 70
+# SIGHUP: the terminal of a mount in the foreground is gone.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Say = Callable[[str], None]
 _pace = threading.Event()
@@ -266,7 +268,7 @@ class Supervisor:
         self._lock: int | None = None
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_stop)
         while True:
             status = self._one_daemon()
@@ -290,15 +292,19 @@ class Supervisor:
     def _one_daemon(self) -> int:
         read_end, write_end = os.pipe()
         options = self._options
+        # Blocked until the daemon has let go of our handler: one that comes between would be lost with it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         pid = os.fork()
         if pid == 0:
             os.close(write_end)
             # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.
             os.setpgid(0, 0)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             start = Start(self._place, self._directory, self._channel, read_end, self._restarts, os.getppid())
             _in_child(lambda: _daemon(options, start))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         os.close(read_end)
         self._told = 0
         self._pipe = write_end
@@ -318,16 +324,22 @@ class Supervisor:
         how = f"signal {-code}" if code < 0 else f"exit {code}"
         if code >= 0 and code != EXIT_CRASHED:
             return code
+        # A daemon takes stop signals itself, but for its first and last moments: they end it then, as asked.
+        stopped = self._stops > 0 or -code in STOP_SIGNALS
         if record.state == runtime.STARTING:
-            self._channel.failed(
-                InternalError(f"the daemon died ({how}) before it was mounted", hint=f"see {record.log}")
-            )
+            if stopped:
+                self._channel.failed(Unavailable("stopped before it was mounted"))
+            else:
+                self._channel.failed(
+                    InternalError(f"the daemon died ({how}) before it was mounted", hint=f"see {record.log}")
+                )
             self._clean(record)
-            return 1
+            return EXIT_LEFT if stopped else 1
         # The dead mount stays until the next daemon mounts: a write meets ENOTCONN, not the directory below.
-        if record.state == runtime.DETACHED or not still_listed(self._place, record.source) or self._stops:
+        if stopped or record.state == runtime.DETACHED or not still_listed(self._place, record.source):
             self._clean(record)
-            return self._give_up(record, f"the daemon died ({how}) after the unmount, while it was sending")
+            when = "when it was told to stop" if stopped else "after the unmount, while it was sending"
+            return self._give_up(record, f"the daemon died ({how}) {when}")
         now = self._options.host.monotonic()
         while self._recent and now - self._recent[0] > RESTART_WINDOW:
             self._recent.popleft()

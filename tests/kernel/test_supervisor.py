@@ -424,6 +424,26 @@ def test_a_stop_signal_to_either_ends_both(tiny: Tiny, who: str, number: signal.
     assert unmount.wait_exit(tiny.place, tiny.directory, 1, say, Host())["exit"] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_signal_in_a_daemons_first_moments_is_a_stop(tiny: Tiny, number: signal.Signals) -> None:
+    """It does not take signals itself yet: the default action ends it, and nobody starts another."""
+    assert tiny.start().returncode == 0
+    first = tiny.record()
+    os.kill(first.pid, signal.SIGKILL)
+    pid = wait_for(lambda: child_of(first.supervisor_pid, but=first.pid), 10, "the next daemon")
+    os.kill(pid, number)
+    wait_for(lambda: not tiny.alive(), 15, "both to end")
+    assert not tiny.listed()
+    assert tiny.record().state == runtime.ENDED and tiny.record().restarts == 1
+    assert tiny.start().returncode == 0
+
+
+def child_of(pid: int, *, but: int) -> int:
+    """The process that `pid` started, other than `but`; 0: there is none."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return next((int(one) for one in found if int(one) != but), 0)
+
+
 def test_foreground_ctrl_c_of_the_terminals_group_is_one_stop(tiny: Tiny) -> None:
     process = tiny.start_foreground()
     os.killpg(process.pid, signal.SIGINT)
