@@ -58,9 +58,10 @@ class Database(Protocol):
     def write(self, fn: Callable[[Tx], T]) -> T:
         """Run `fn` in a transaction that is durable when this returns; its value is returned.
 
-        Requests that wait are gathered into one transaction, each behind a savepoint: an exception from `fn`
-        undoes only its own work and is raised here. `fn` may run again after a failure that was not its own,
-        and on another caller's thread: it must have no effect outside the transaction and its value. Raises
+        Requests that wait are gathered into one transaction, each but the first behind a savepoint: an
+        exception from `fn` undoes only its own work and is raised here. `fn` may run again after a failure
+        that was not its own, and on another caller's thread: it must have no effect outside the transaction
+        and its value. Raises
         `NoSpace`, `Unavailable`, `Conflict` (a unique key exists), `IntegrityError` (damaged) or
         `InternalError`; after `Unavailable` the transaction may have happened.
         """

@@ -194,7 +194,7 @@ class SqliteDatabase:
         try:
             self._conn.execute("BEGIN IMMEDIATE")
             for request in gathering:
-                value, error = self._request(request)
+                value, error = self._request(request) if ended else self._first(request)
                 ended.append((request, value, error))
             self._host.crash_point("db.commit")
             self._conn.execute("COMMIT")
@@ -216,7 +216,20 @@ class SqliteDatabase:
                 request.fail(error)
         return None
 
+    def _first(self, request: Request) -> tuple[Any, BaseException | None]:
+        """Nothing precedes it in the transaction, so that is what is rolled back: no savepoint, which costs a
+        lone commit 10 us."""
+        try:
+            return request.fn(SqliteTx(self._conn)), None
+        except Exception as exc:  # raised again on the caller's thread
+            if not self._conn.in_transaction:
+                raise _TransactionLost(exc) from exc
+            self._conn.execute("ROLLBACK")
+            self._conn.execute("BEGIN IMMEDIATE")
+            return None, self._translate(exc) if isinstance(exc, sqlite3.Error) else exc
+
     def _request(self, request: Request) -> tuple[Any, BaseException | None]:
+        """Behind others, whose work its failure must not undo."""
         self._conn.execute("SAVEPOINT request")
         try:
             value = request.fn(SqliteTx(self._conn))

@@ -96,6 +96,8 @@ SWEEP_OLDER_MS: Final = 24 * 3600 * 1000.0
 TOKEN_MAX: Final = 8 * KIB
 TOKEN_LABEL_MAX: Final = 64
 TOKEN_REGIONS_MAX: Final = 16
+TOKEN_RECALL: Final = 1.0  # seconds a commit need not look its token up before its transaction does
+TOKENS_RECALLED_MAX: Final = 1024
 
 # HTTP.
 JSON_BODY_MAX: Final = 8 * MIB

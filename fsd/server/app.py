@@ -36,7 +36,7 @@ from fsd.server import (
 from fsd.server.context import Context, context, json_response
 from fsd.server.errors import answer, log, translate
 from fsd.server.openapi import document
-from fsd.server.route import RouteDef, request_id, route
+from fsd.server.route import RouteDef, Shortcuts, request_id, route
 from fsd.server.waiters import Waiters
 from fsd.service.open import Service
 from fsd.service.text import new_id
@@ -73,13 +73,12 @@ def make_app(service: Service, host: Host, admin_key: str, *, test_clock: bool) 
     ctx = Context(service, host, admin_key, Waiters(None))
     if service.db.engine != "sqlite":
         ctx.waiters = Waiters(lambda subjects: ctx.poll(lambda: _heads(service, subjects)))
-    app = Starlette(
-        routes=[one.mounted() for one in all_routes()], exception_handlers={HTTPException: _http_error}
-    )
+    routes = all_routes()
+    app = Starlette(routes=[one.mounted() for one in routes], exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     app.state.fsd = ctx
     service.feed.listen(ctx.committed)
-    return Front(app, ctx, test_clock=test_clock)
+    return Front(app, ctx, Shortcuts(routes, app), test_clock=test_clock)
 
 
 async def healthz(request: Request) -> Response:
@@ -112,9 +111,10 @@ async def openapi(request: Request) -> Response:
 class Front:
     """Around every request: its id, its clock, its count; and an answer where the application had none."""
 
-    def __init__(self, app: ASGIApp, ctx: Context, *, test_clock: bool) -> None:
+    def __init__(self, app: ASGIApp, ctx: Context, shortcuts: Shortcuts, *, test_clock: bool) -> None:
         self.context = ctx
         self._app = app
+        self._shortcuts = shortcuts
         self._test_clock = test_clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +142,12 @@ class Front:
                 if ctx.metrics.in_flight - ctx.waiters.count > REQUESTS_MAX:
                     raise Unavailable("the server has too many requests at once")
                 clock.take_header(scope["headers"], allowed=self._test_clock)
-                await self._app(scope, receive, sending)
+                handler = self._shortcuts.find(scope)
+                if handler is None:
+                    await self._app(scope, receive, sending)
+                else:
+                    response = await handler(Request(scope, receive, sending))
+                    await response(scope, receive, sending)
             except Exception as exc:
                 if status:
                     # The answer has begun: the only truth left to tell is to cut it off.

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from fsd.host.seam import Host
@@ -96,18 +96,22 @@ class Context:
         """Whose token the request carries, for the filesystem in its path. Blocks: call it inside `run`."""
         return self.service.tokens.authenticate(bearer(request), request.path_params.get("id"))
 
+    def recall(self, request: Request) -> tuple[FsRef, Grant]:
+        """As `authenticate`, before a change whose transaction looks at the token itself: `Tokens.recall`."""
+        return self.service.tokens.recall(bearer(request), request.path_params.get("id"))
+
     async def who(self, request: Request) -> tuple[FsRef, Grant]:
         """`authenticate` on a worker thread."""
         return await self.run(lambda: self.authenticate(request))
+
+    def ms_since(self, began: float) -> float:
+        """`server_ms` of an answer: from `began`, on the monotonic clock."""
+        return round((self.host.monotonic() - began) * 1000, 3)
 
     def committed(self, fs: int, _seq: int) -> None:
         """The service's listener: wakes the long polls of a filesystem. Any thread."""
         if self.loop is not None and self.waiters.waiting(("fs", fs)):
             self.loop.call_soon_threadsafe(self.waiters.wake, ("fs", fs))
-    def ms_since(self, began: float) -> float:
-        """`server_ms` of an answer: from `began`, on the monotonic clock."""
-        return round((self.host.monotonic() - began) * 1000, 3)
-
 
 
 def context(request: Request) -> Context:
@@ -171,20 +175,21 @@ async def read_body(request: Request, limit: int) -> bytes:
     declared = declared_length(request, limit)
     pieces: list[bytes] = []
     total = 0
-    stream = request.stream()
+    more = True
     clock = asyncio.get_running_loop().time
     began = clock()
-    while True:
+    while more:
+        # Not `request.stream()`: one message is a small body's all, and a timeout each costs.
         late = min(clock(), began + total / BODY_RATE) + BODY_IDLE
         try:
             async with asyncio.timeout_at(late):
-                piece = await anext(stream)
-        except StopAsyncIteration:
-            break
+                message = await request.receive()
         except TimeoutError as exc:
             raise Unavailable(f"the body came too slowly: {total} bytes in {clock() - began:.0f} s") from exc
-        except ClientDisconnect as exc:
-            raise UsageError("the body was cut off") from exc
+        if message["type"] == "http.disconnect":
+            raise UsageError("the body was cut off")
+        piece = message.get("body", b"")
+        more = message.get("more_body", False)
         total += len(piece)
         if total > limit:
             raise TooLarge(f"a body of more than {limit} bytes on this route")
@@ -312,15 +317,15 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(_encoded(value), status, media_type=JSON_TYPE)
 
 
-def send(answer: Answer) -> Response:
-    headers = {"Idempotent-Replay": "true"} if answer.replayed else None
-    return Response(answer.body, answer.status, headers, media_type=JSON_TYPE)
-
-
 def timed(ctx: Context, answer: Answer, began: float) -> Answer:
     """With the time the server spent on it since `began`."""
     value = {**json.loads(answer.body), "server_ms": ctx.ms_since(began)}
     return Answer(answer.status, _encoded(value), answer.replayed)
+
+
+def send(answer: Answer) -> Response:
+    headers = {"Idempotent-Replay": "true"} if answer.replayed else None
+    return Response(answer.body, answer.status, headers, media_type=JSON_TYPE)
 
 
 def check_fs_name(name: str) -> str:

@@ -6,19 +6,21 @@ Each route module has `routes() -> list[RouteDef]`; `app` mounts them and `opena
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
 
 from fsd.server.context import bearer, release_large
 from fsd.server.errors import answer, log, translate
 
 Handler = Callable[[Request], Awaitable[Response]]
 DATA: Final = "/v1/"  # all routes below it want an Authorization header
+FILE_SYSTEMS: Final = "/v1/file-systems/"
 CUT: Final = 499  # what the metrics count for a client that went away; it is never sent
 
 
@@ -44,6 +46,33 @@ class RouteDef:
 
 def route(method: str, path: str, handler: Handler) -> RouteDef:
     return RouteDef(method, path, handler)
+
+
+class Shortcuts:
+    """The routes of the form /v1/file-systems/{id}/WORD, by method and word. The hot ones are among them, and
+    Starlette would try some forty regular expressions before it comes to a commit: 0.1 ms of CPU. No other
+    route matches such a path, so the order of routes decides nothing here."""
+
+    def __init__(self, routes: Sequence[RouteDef], app: ASGIApp) -> None:
+        self._app = app
+        self._found: dict[tuple[str, str], Handler] = {}
+        for one in routes:
+            start, _, word = one.path.rpartition("/")
+            if start == FILE_SYSTEMS + "{id}" and word.replace("-", "").isalpha():
+                self._found[one.method, word] = _wrapped(one)
+
+    def find(self, scope: Scope) -> Handler | None:
+        """The handler of a request, whose scope is made ready for it; None: look for it as for any other."""
+        path: str = scope["path"]
+        if not path.startswith(FILE_SYSTEMS) or scope.get("root_path"):
+            return None
+        name, _, word = path[len(FILE_SYSTEMS) :].partition("/")
+        handler = self._found.get((scope["method"], word))
+        if handler is None or not name:
+            return None
+        scope["path_params"] = {"id": name}
+        scope["app"] = self._app
+        return handler
 
 
 def request_id(request: Request) -> str:

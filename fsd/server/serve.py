@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -79,6 +80,7 @@ def run(options: ServeOptions, host: Host) -> int:
     or data directory in use), `FormatTooNew`, `NoSpace`, `Unavailable`."""
     _check(options)
     _raise_descriptors()
+    _collect_seldom()
     if options.test_clock:
         host = with_test_clock(host)
     _make_data_dir(options.data_dir)
@@ -226,6 +228,12 @@ def _raise_descriptors() -> None:
     """As many open files as this process may have: each connection is one, and 1,024 is a common default."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _collect_seldom() -> None:
+    """What a request makes is freed by its counts: the collector finds nothing, at 5 % of a commit's CPU."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def _make_data_dir(path: Path) -> None:

@@ -218,13 +218,11 @@ class Commits:
     ) -> tuple[list[bytes], dict[int, Outcome]]:
         """Store what came along; which named blobs are not there, and operations that want more of one than
         there is."""
-        if work.prepared is not None:
-            self._packs.insert(tx, work.prepared)
+        lengths = {} if work.prepared is None else self._packs.insert(tx, work.prepared)
         named = {op.opno: work.named[op.opno] for op in rest if op.opno in work.named}
         wanted: set[bytes] = set().union(*named.values()) if named else set()
-        if not wanted:
-            return [], {}
-        lengths = self._packs.lengths(tx, fs.id, wanted)
+        if others := wanted - lengths.keys():
+            lengths |= self._packs.lengths(tx, fs.id, others)
         return sorted(wanted - lengths.keys()), beyond(named, lengths)
 
     def _rules(self, tx: Tx, fs: FsRef, state: FsState, session: SessionRow, folding: _Folding) -> Rules:
@@ -357,11 +355,11 @@ class Commits:
         """Apply every operation or raise."""
         rules = Rules(view, me=0, mount="server")
         guard = guard_of(tx, fs.id, view, writers_of(tx, fs.id), 0, 0, self._host.wall_ns())
-        if prepared is not None:
-            self._packs.insert(tx, prepared)
+        lengths = {} if prepared is None else self._packs.insert(tx, prepared)
         named, refused = examine(ops)
         wanted: set[bytes] = set().union(*named.values()) if named else set()
-        lengths = self._packs.lengths(tx, fs.id, wanted) if wanted else {}
+        if others := wanted - lengths.keys():
+            lengths |= self._packs.lengths(tx, fs.id, others)
         if wanted - lengths.keys():
             raise Unavailable("content uploaded for this is not stored any more", hint="try again")
         refused.update(beyond(named, lengths))

@@ -131,8 +131,9 @@ class Packs:
             self._next += 1
             return self._next - 1
 
-    def insert(self, tx: Tx, prepared: Prepared) -> None:
-        """Write the rows of `prepared`: afterwards all its blobs are stored. Counts begin at 0."""
+    def insert(self, tx: Tx, prepared: Prepared) -> dict[bytes, int]:
+        """Write the rows of `prepared`: afterwards all its blobs are stored and fresh. Counts begin at 0. How
+        many bytes each has."""
         fs, now = prepared.fs, self._host.wall_ns()
         if prepared.made is not None:
             self._insert_pack(tx, fs, prepared.made, now)
@@ -142,6 +143,10 @@ class Packs:
                 number = take_numbers(tx, "pack", 1)
                 pieces, made = _frame("", number, [prepared.known[digest] for digest in gone])
                 self._insert_pack(tx, fs, made._replace(data=b"".join(pieces)), now)
+        lengths = {digest: blob.raw_len for digest, blob in prepared.known.items()}
+        if prepared.made is not None:
+            lengths.update((row[0], row[2]) for row in prepared.made.rows)
+        return lengths
 
     @staticmethod
     def _insert_pack(tx: Tx, fs: int, made: Made, now: int) -> None:

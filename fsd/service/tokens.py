@@ -15,7 +15,7 @@ from typing import Any, Final
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, NotAuthenticated, NotFound, UsageError
-from fsd.model.limits import TOKEN_LABEL_MAX
+from fsd.model.limits import TOKEN_LABEL_MAX, TOKEN_RECALL, TOKENS_RECALLED_MAX
 from fsd.model.times import NS, rfc3339
 from fsd.model.token import Token, parse, secret_hash
 from fsd.service.access import ACTIVE, FsRef, Grant, check_status, hold, no_file_system
@@ -34,6 +34,8 @@ class Tokens:
         self._host = host
         self._regions: dict[str, str] = {}
         self._master = b""
+        # By the hash of the token's text: whose it is, when it expires (wall), until when it is remembered.
+        self._recalled: dict[bytes, tuple[FsRef, Grant, int | None, float]] = {}
 
     def announce(self, regions: dict[str, str], master: bytes) -> None:
         """What new tokens say of where the service is (region code → URL), and the key their secrets are
@@ -54,6 +56,10 @@ class Tokens:
         `fs_name` is the filesystem in the request's path; another one than the token's is `NotFound`, in the
         same words whether it exists or not. Raises `NotAuthenticated` for everything wrong with the token.
         """
+        fs, who, _ = self._look_up(text, fs_name)
+        return fs, who
+
+    def _look_up(self, text: str, fs_name: str | None) -> tuple[FsRef, Grant, int | None]:
         given = parse(text)
         now = self._host.wall_ns()
         row = self._db.read(
@@ -72,7 +78,28 @@ class Tokens:
             raise NotAuthenticated(f"the token {token_id} expired at {rfc3339(expires)}")
         if fs_status != "active" or fs_name not in (None, own_name):
             raise no_file_system(fs_name or own_name)
-        return FsRef(fs_id, own_name), Grant(token_id, name or token_id, kind)
+        return FsRef(fs_id, own_name), Grant(token_id, name or token_id, kind), expires
+
+    def recall(self, text: str, fs_name: str | None) -> tuple[FsRef, Grant]:
+        """As `authenticate`, from memory for TOKEN_RECALL seconds after the database said it. Only before a
+        change whose transaction asks for the token and the filesystem again, under its lock (`access.hold`
+        with the grant): a revocation holds there from the next request on, as everywhere."""
+        key = hashlib.sha256(text.encode()).digest()
+        found = self._recalled.get(key)
+        now = self._host.monotonic()
+        if found is not None:
+            fs, who, expires, until = found
+            if (
+                now < until
+                and fs_name in (None, fs.name)
+                and (expires is None or expires > self._host.wall_ns())
+            ):
+                return fs, who
+        fs, who, expires = self._look_up(text, fs_name)
+        if len(self._recalled) >= TOKENS_RECALLED_MAX:
+            self._recalled.clear()
+        self._recalled[key] = (fs, who, expires, now + TOKEN_RECALL)
+        return fs, who
 
     # -- control plane, inside the caller's transaction ------------------------------------------------
 

@@ -21,11 +21,12 @@ from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO, make_ino
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotAuthenticated, NotFound, UsageError
-from fsd.model.limits import BLOCK, IDEMPOTENCY_KEEP, PACK_INLINE_MAX, READ_BLOCKS
+from fsd.model.limits import BLOCK, IDEMPOTENCY_KEEP, PACK_INLINE_MAX, READ_BLOCKS, TOKEN_RECALL
 from fsd.model.ops import CREATE, Create
+from fsd.model.times import NS
 from fsd.server.app import _heads
 from fsd.service import evidence, filesystems
-from fsd.service.access import DISABLED, FsRef, Grant, hold
+from fsd.service.access import ACTIVE, DISABLED, FsRef, Grant, hold
 from fsd.service.entries import Envelope, check_entries
 from fsd.service.evidence import Search
 from fsd.service.idempotency import Answer, Call
@@ -458,3 +459,40 @@ def test_two_replicas_answer_each_others_long_polls_and_revocations(
     finally:
         one.end()
         two.end()
+
+
+def test_a_token_is_remembered_for_what_looks_at_it_itself(
+    service: Service, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit need not look its token up twice. The second look is its transaction's; what nobody else looks
+    at, the path's filesystem and the time, holds at once."""
+    since = [1_000.0]
+    monkeypatch.setattr(service.tokens, "_host", replace(Host(), wall_ns=clock, monotonic=lambda: since[0]))
+    fs, _ = create(service)
+    made = service.db.write(lambda tx: service.tokens.create(tx, fs, "short", 60))
+    token, tokens = service.tokens.unseal(made)["fs_token"], service.tokens
+    assert tokens.recall(token, fs.name) == tokens.authenticate(token, fs.name)
+    with pytest.raises(NotFound):
+        tokens.recall(token, "fs_" + "b" * 20)
+    service.db.write(lambda tx: tokens.set_status(tx, fs, made["token_id"], DISABLED))
+    _, who = tokens.recall(token, fs.name)
+    with pytest.raises(NotAuthenticated, match="disabled"):
+        service.db.write(lambda tx: hold(tx, fs, who))
+    since[0] += TOKEN_RECALL
+    with pytest.raises(NotAuthenticated, match="disabled"):
+        tokens.recall(token, fs.name)
+    service.db.write(lambda tx: tokens.set_status(tx, fs, made["token_id"], ACTIVE))
+    assert tokens.recall(token, None)[0] == fs
+    clock.now += 60 * NS
+    with pytest.raises(NotAuthenticated, match="expired"):
+        tokens.recall(token, fs.name)
+
+
+def test_no_more_tokens_are_remembered_than_the_bound(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsd.service.tokens.TOKENS_RECALLED_MAX", 2)
+    for _ in range(5):
+        fs, token = create(service)
+        assert service.tokens.recall(token, fs.name)[0] == fs
+        assert len(service.tokens._recalled) <= 2

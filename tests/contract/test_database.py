@@ -333,3 +333,33 @@ def test_numbers_of_removed_rows_are_not_given_again(db: Database) -> None:
     first = db.write(add)
     db.write(lambda tx: tx.execute("DELETE FROM pin"))
     assert db.write(add) > first
+
+
+def test_the_first_of_a_group_fails_alone(db: Database) -> None:
+    """It has no savepoint: what it did is undone with the transaction, which goes on without it."""
+    begun, queued = threading.Event(), threading.Event()
+
+    def first(tx: Tx) -> None:
+        put(tx, "first", 1)
+        begun.set()
+        assert queued.wait(20)
+        raise Conflict("no")
+
+    def others() -> None:
+        assert begun.wait(20)
+        running = [
+            threading.Thread(target=lambda at=at: db.write(lambda tx: put(tx, f"k{at}", at))) for at in (1, 2)
+        ]
+        for thread in running:
+            thread.start()
+        queued.set()
+        for thread in running:
+            thread.join(20)
+
+    behind = threading.Thread(target=others)
+    behind.start()
+    with pytest.raises(Conflict, match="no"):
+        db.write(first)
+    behind.join(20)
+    assert (value(db, "k1"), value(db, "k2")) == (1, 2)
+    assert value(db, "first") is None

@@ -253,3 +253,22 @@ def test_a_pack_with_wrong_bytes_is_refused(shared_fs: TestFs) -> None:
 def test_the_caller_gets_its_call_id_back(shared_fs: TestFs) -> None:
     got = shared_fs.ask("GET", "/changes?after=0", headers={"X-Fsd-Call": "abc"})
     assert got.headers["x-fsd-call"] == "abc"
+
+
+def test_a_commit_of_a_token_that_was_just_revoked_is_refused(shared_fs: TestFs) -> None:
+    """Its last commit was a moment ago: nothing that is remembered of it may let another one through."""
+    fs = shared_fs
+    made = fs.server.ask("POST", f"/v1/file-systems/{fs.id}/tokens", {}, token=fs.server.admin_key).json
+    other = replace(fs, token=made["fs_token"])
+    session = start(other)
+    blob = make_blob(b"x")
+    answer = commit(other, session, ticket_of(session), create_file(session, 1, b"a", b"x", 1), [blob])
+    route = f"/v1/file-systems/{fs.id}/tokens/{made['token_id']}/disable"
+    assert fs.server.ask("POST", route, {}, token=fs.server.admin_key).status == 200
+    late = make_commit(
+        session["session"], answer.ticket, create_file(session, 2, b"b", b"x", 3), (0, 0, 0), [blob]
+    )
+    got = other.ask("POST", "/commits", b"".join(messages.commit_pieces(late)))
+    assert (got.status, got.code) == (401, "not_authenticated")
+    found = ask(fs, ("list", ROOT_INO, b"", 10))[0][0]
+    assert [entry[0] for entry in found] == [b"a"]
