@@ -241,6 +241,20 @@ class LeaseLost(FsdError):
     )
 
 
+class HistoryChanged(FsdError):
+    """The service has gone back to an older copy of its data: it does not have what this client has seen,
+    and may use the same numbers for something else. Nothing made on what it knew may be sent there."""
+
+    code = "history_changed"
+    errno = _errno.ESTALE
+    status = 409
+    exit_code = 6
+    default_hint = (
+        "what was not sent is kept: unmount; `fsd recover` with --export DIR takes it out, with --discard it "
+        "drops it; then mount again"
+    )
+
+
 class LockLost(FsdError):
     """A lock of `fsd lock` went to somebody else, or perhaps did, while its command ran."""
 
