@@ -12,6 +12,8 @@ from fsd.cli.table import Command, Flag, Words
 from fsd.model.errors import Unsupported, UsageError
 
 PLACES = ("DIR", "FILE")  # metavars of local places
+# Metavars of what is bytes, as names of files are; all else is text.
+BYTES = (*PLACES, "PATH", "FROM", "TO", "LINK", "TARGET", "MOUNTPOINT", "PATTERN", "")
 
 
 def parse(command: Command, long: bool, words: Words, argv: list[str]) -> SimpleNamespace:
@@ -121,4 +123,9 @@ def _value(flag: Flag, given: dict[str, list[str]], words: Words, long: bool) ->
         made = [flag.convert(t) for t in texts]
     except UsageError as exc:
         raise UsageError(f"{name}: {exc.message}", hint=exc.hint) from exc
+    if flag.metavar not in BYTES:
+        for text in texts:
+            # Arguments that are no UTF-8 come with half characters in the place of their bytes.
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise UsageError(f"{name}: {text!a} is no UTF-8 text")
     return made if flag.many or flag.rest else made[0]

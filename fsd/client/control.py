@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
-from fsd.client.http import Http
+from fsd.client.http import Http, encode_name
 from fsd.model.errors import FsdError, Unavailable
 
 JsonObject = dict[str, Any]
 BASE: Final = "/v1/file-systems"
 PAGE: Final = 200
 _VACUUM: Final = 3600.0  # a database written anew holds one answer back
-
-
-def _id(text: str) -> str:
-    return quote(text, safe="")
 
 
 class Control:
@@ -62,15 +57,17 @@ class Control:
 
     def describe(self, file_system_id: str, *, chain: bool = False) -> JsonObject:
         """With `chain` a fork's origins too, all the way up."""
-        return self.http.json("GET", f"{BASE}/{_id(file_system_id)}", query={"chain": 1 if chain else None})
+        return self.http.json(
+            "GET", f"{BASE}/{encode_name(file_system_id)}", query={"chain": 1 if chain else None}
+        )
 
     def check(self, file_system_id: str) -> JsonObject:
-        return self.http.json("GET", f"{BASE}/{_id(file_system_id)}/check")
+        return self.http.json("GET", f"{BASE}/{encode_name(file_system_id)}/check")
 
     def delete(self, file_system_id: str, *, cascade: bool = False, detach: bool = False) -> JsonObject:
         """Refused while forks read its files: `detach` copies them first, `cascade` deletes them too."""
         query = {"cascade": 1 if cascade else None, "detach": 1 if detach else None}
-        return self.http.json("DELETE", f"{BASE}/{_id(file_system_id)}", query=query)
+        return self.http.json("DELETE", f"{BASE}/{encode_name(file_system_id)}", query=query)
 
     def sweep(
         self, only: str | None, older_than: float | None, *, dry_run: bool, vacuum: bool
@@ -120,14 +117,14 @@ class Control:
             body["token_name"] = name
         if ttl_s is not None:
             body["ttl_s"] = ttl_s
-        return self.http.json("POST", f"{BASE}/{_id(file_system_id)}/tokens", body=body)
+        return self.http.json("POST", f"{BASE}/{encode_name(file_system_id)}/tokens", body=body)
 
     def token_page(
         self, file_system_id: str, *, include_expired: bool = False, offset: int = 0, limit: int = PAGE
     ) -> JsonObject:
         """One page: `{tokens, next_offset}`; `next_offset` null at the end."""
         query = {"include_expired": int(include_expired), "offset": offset, "limit": limit}
-        return self.http.json("GET", f"{BASE}/{_id(file_system_id)}/tokens", query=query)
+        return self.http.json("GET", f"{BASE}/{encode_name(file_system_id)}/tokens", query=query)
 
     def tokens(self, file_system_id: str, *, include_expired: bool = False) -> Iterator[JsonObject]:
         offset: int | None = 0
@@ -143,10 +140,14 @@ class Control:
         return self._token(file_system_id, token_id, "/enable")
 
     def delete_token(self, file_system_id: str, token_id: str) -> JsonObject:
-        return self.http.json("DELETE", f"{BASE}/{_id(file_system_id)}/tokens/{_id(token_id)}")
+        return self.http.json(
+            "DELETE", f"{BASE}/{encode_name(file_system_id)}/tokens/{encode_name(token_id)}"
+        )
 
     def _token(self, file_system_id: str, token_id: str, verb: str) -> JsonObject:
-        return self.http.json("POST", f"{BASE}/{_id(file_system_id)}/tokens/{_id(token_id)}{verb}", body={})
+        return self.http.json(
+            "POST", f"{BASE}/{encode_name(file_system_id)}/tokens/{encode_name(token_id)}{verb}", body={}
+        )
 
     # -- mount sessions ------------------------------------------------------------------------------
 
@@ -155,7 +156,7 @@ class Control:
     ) -> JsonObject:
         """One page: `{sessions, next_cursor}`."""
         query = {"limit": limit, "cursor": cursor}
-        return self.http.json("GET", f"{BASE}/{_id(file_system_id)}/sessions", query=query)
+        return self.http.json("GET", f"{BASE}/{encode_name(file_system_id)}/sessions", query=query)
 
     def sessions(self, file_system_id: str) -> Iterator[JsonObject]:
         """Mount sessions of a filesystem, newest first."""

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 from fsd.client.control import BASE, JsonObject
-from fsd.client.http import Http
+from fsd.client.http import Http, encode_name
 
 LONG: Final = 600.0  # what a merge of very many changes may take
 
@@ -23,7 +22,7 @@ class Forks:
         self.path = f"{BASE}/{file_system_id}"
 
     def _one(self, fork: str) -> str:
-        return f"{self.path}/forks/{quote(fork, safe='')}"
+        return f"{self.path}/forks/{encode_name(fork)}"
 
     def create(
         self,

@@ -558,5 +558,13 @@ def encode_query(query: Query) -> str:
     return "?" + "&".join(parts) if parts else ""
 
 
+def encode_name(name: str) -> str:
+    """An id for a route, whatever it holds. Raises `UsageError` for what is no text (a lone surrogate)."""
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{name!a} is no UTF-8 text") from exc
+
+
 def _quote(value: str | bytes | int) -> str:
-    return quote(str(value) if isinstance(value, int) else value, safe="")
+    return quote(value, safe="") if isinstance(value, bytes) else encode_name(str(value))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
-from fsd.client.http import Http, encode_json
+from fsd.client.http import Http, encode_json, encode_name
 from fsd.model.errors import UsageError
 from fsd.model.limits import (
     FEED_WAIT_MAX,
@@ -55,7 +54,7 @@ class Journals:
     def _route(self, journal_id: str, rest: str = "") -> str:
         if not journal_id:
             raise UsageError("no journal id")
-        return f"{self._base}/{quote(journal_id, safe='')}{rest}"
+        return f"{self._base}/{encode_name(journal_id)}{rest}"
 
     def create(
         self,

@@ -26,6 +26,7 @@ PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ASK_AGAIN: Final = 0.25  # seconds, growing to
 ASK_SLOWLY: Final = 2.0
 LOOK: Final = 0.1
+COMMAND_SHOWN: Final = 200  # characters
 KILL_AFTER: Final = 10.0  # seconds a command has to end after its lock was lost
 NOT_FOUND: Final = 127
 CANNOT_EXECUTE: Final = 126
@@ -134,6 +135,11 @@ def locked(leases: Leases, options: LockOptions, say: Callable[[str], None]) -> 
             holder.release(say)
 
 
+def show_command(command: Sequence[str]) -> str:
+    """What others are told of a holder; arguments are bytes."""
+    return show(os.fsencode(" ".join(command)))[:COMMAND_SHOWN]
+
+
 def _take(
     leases: Leases, options: LockOptions, signals: _Signals, say: Callable[[str], None]
 ) -> JsonObject | None:
@@ -143,7 +149,7 @@ def _take(
     pause, said = ASK_AGAIN, ""
     while not signals.arrived:
         try:
-            return leases.lock(options.path, options.host, " ".join(options.command)[:200], options.ttl)
+            return leases.lock(options.path, options.host, show_command(options.command), options.ttl)
         except LeaseHeld as exc:
             if end is not None and host.monotonic() >= end:
                 raise

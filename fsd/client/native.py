@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 from fsd.client.files import json_name
-from fsd.client.http import CHUNK, Http, Query, encode_path
+from fsd.client.http import CHUNK, Http, Query, encode_name, encode_path
 from fsd.model.errors import Unavailable
 from fsd.model.limits import DIFF_PAGE_MAX, LIST_PAGE_MAX
 
@@ -24,7 +23,7 @@ class Checkpoints:
         self._base = self._fs + "/checkpoints"
 
     def _one(self, name: str) -> str:
-        return f"{self._base}/{quote(name, safe='')}"
+        return f"{self._base}/{encode_name(name)}"
 
     def page(
         self, *, thread: str | None = None, limit: int = LIST_PAGE_MAX, cursor: str | None = None

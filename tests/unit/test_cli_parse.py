@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,23 @@ def test_operands_and_flags_give_the_same_values() -> None:
     short.profile = long.profile
     assert short == long
     assert short.journal_id == "task-42"
+
+
+def test_text_is_text_and_names_are_bytes() -> None:
+    half = os.fsdecode(b"a\xff")
+    for argv in (
+        ("ls", "/", "--checkpoint", half),
+        ("list", "--label", f"k={half}"),
+        ("journal", "search", "--actor", f"agent:{half}"),
+        ("wait", "m", "--journal", f"{half}:1"),
+        ("find", "/", "--tag", half),
+        ("token", "delete", half),
+    ):
+        with pytest.raises(UsageError, match="no UTF-8 text"):
+            parsed(*argv)
+    assert parsed("find", "/" + half, "--name", half).file_name_pattern == half
+    assert parsed("lock", "/" + half, "--", "echo", half).command == ["echo", half]
+    assert parsed("cp", half, ":/" + half).source == half
 
 
 @pytest.mark.parametrize(
