@@ -372,10 +372,12 @@ def _write_statistics(conn: sqlite3.Connection) -> None:
 
 
 def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
-    """Grow the WAL once, without waiting for the disk. On a full disk the server still starts, to read."""
+    """Grow the WAL once, without waiting for the disk, and the database not at all. On a full disk the server
+    still starts, to read."""
     try:
         conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         if (directory / f"{FILE}-wal").stat().st_size < _WAL_FILL:
+            pages = _pragma(SqliteTx(conn), "page_count")
             conn.execute("PRAGMA synchronous=OFF")
             conn.execute("BEGIN IMMEDIATE")
             conn.execute("CREATE TABLE wal_fill (zeros BLOB)")
@@ -383,6 +385,9 @@ def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
             conn.execute("COMMIT")
             conn.execute("PRAGMA synchronous=FULL")
             conn.execute("DROP TABLE wal_fill")
+            # The pages it lay in go from the file's end again; a script is stepped to its end.
+            grown = _pragma(SqliteTx(conn), "page_count") - pages
+            conn.executescript(f"PRAGMA incremental_vacuum({max(grown, 1)})")
             conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
     except sqlite3.Error as exc:
         if conn.in_transaction:

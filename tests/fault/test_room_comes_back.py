@@ -72,6 +72,7 @@ def test_what_was_made_and_deleted_leaves_no_room_taken(
         for table in ("inode", "dentry", "block", "blob", "pack", "dropped", "gone"):
             assert bench.rows(table) == (table == "inode"), f"rows are left in {table}"
         if engine == "sqlite":
+            assert end[0] < 2 << 20, "nor does the file keep the room that the WAL was made with"
             files = sum(one.stat().st_size for one in (tmp_path / "data").glob("fsd.db*"))
             assert files < start[0] + (24 << 20), "the WAL has come back too"
 
@@ -97,13 +98,13 @@ def test_writes_go_on_while_room_is_given_back(tmp_path: Path) -> None:
         thread = threading.Thread(target=write)
         thread.start()
         steps = 0
-        while bench.service.db.give_back(200):
+        while bench.service.db.give_back(40):
             steps += 1
         stop.set()
         thread.join()
         assert steps > 3
         assert waited
-        assert room(bench)[0] < before or before < 10 << 20
+        assert room(bench)[0] < before
 
 
 def test_a_file_made_before_steps_were_possible_is_written_anew_once(
