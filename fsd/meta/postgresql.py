@@ -160,7 +160,8 @@ class PostgresDatabase:
 
     def __init__(self, url: str, host: Host) -> None:
         self._host = host
-        self._to_vacuum: list[str] = []
+        self._to_vacuum: list[str] = []  # tables of the round that is going on, whoever calls
+        self._vacuum_lock = threading.Lock()
         self.where = _where(url)
         self._writers = _Pool(lambda: connect(url), DB_WRITERS_MAX)
         self._readers = _Pool(lambda: connect(url), DB_READERS_MAX)
@@ -204,12 +205,14 @@ class PostgresDatabase:
     def give_back(self, pages: int) -> bool:
         """Each call vacuums one table, whatever `pages`: what is free at a table's end goes to the disk, the
         rest is used again. `VACUUM FULL` would give back more, and stop everything meanwhile."""
-        if not self._to_vacuum:
-            names = self.read(lambda tx: tx.all(f"SELECT relname {_OURS} ORDER BY relname"))
-            self._to_vacuum = [str(name) for (name,) in names]
+        with self._vacuum_lock:
+            if not self._to_vacuum:
+                names = self.read(lambda tx: tx.all(f"SELECT relname {_OURS} ORDER BY relname"))
+                self._to_vacuum = [str(name) for (name,) in names]
+            table = self._to_vacuum.pop()
         conn = self._writers.take()
         try:
-            conn.execute(psycopg.sql.SQL("VACUUM {}").format(psycopg.sql.Identifier(self._to_vacuum.pop())))
+            conn.execute(psycopg.sql.SQL("VACUUM {}").format(psycopg.sql.Identifier(table)))
         except psycopg.Error as exc:
             conn.close()
             raise translate(exc, self.where) from exc

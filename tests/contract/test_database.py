@@ -363,3 +363,22 @@ def test_the_first_of_a_group_fails_alone(db: Database) -> None:
     behind.join(20)
     assert (value(db, "k1"), value(db, "k2")) == (1, 2)
     assert value(db, "first") is None
+
+
+def test_room_is_given_back_by_several_at_once(db: Database) -> None:
+    """More than there are connections, so that some wait between two looks at what is left to do."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while db.give_back(1000):
+                pass
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=work) for _ in range(DB_WRITERS_MAX + 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed and not any(thread.is_alive() for thread in threads), failed
