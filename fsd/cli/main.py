@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -42,15 +43,26 @@ def _streams() -> Streams:
     def terminal(stream: IO[Any] | None) -> bool:
         return stream is not None and stream.isatty()
 
-    # A stream that was closed before we started is None.
+    # A stream that was closed before we started is None. What nobody reads may be dropped; input that is not
+    # there is no empty input: it would replace a file by nothing.
     return Streams(
-        stdin=sys.stdin.buffer if sys.stdin is not None else io.BytesIO(),
+        stdin=sys.stdin.buffer if sys.stdin is not None else io.BufferedReader(_ClosedInput()),
         stdout=sys.stdout.buffer if sys.stdout is not None else io.BytesIO(),
         stderr=sys.stderr if sys.stderr is not None else io.StringIO(),
         interactive=terminal(sys.stdin) and terminal(sys.stderr),
         stdout_terminal=terminal(sys.stdout),
         stderr_terminal=terminal(sys.stderr),
     )
+
+
+class _ClosedInput(io.RawIOBase):
+    """Standard input that was closed before we started: reading it fails, as read(2) does."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard input")
 
 
 def _broken_pipe() -> int:

@@ -180,8 +180,17 @@ class Metered:
             yield piece
 
 
+_ZEROS: Final = bytes(1 << 20)
+
+
+def _is_hole(piece: bytes) -> bool:
+    """A look at the first byte spares most pieces the comparison."""
+    return 4096 <= len(piece) <= len(_ZEROS) and not piece[0] and piece == _ZEROS[: len(piece)]
+
+
 class LocalTarget:
-    """A local file being replaced: a temporary beside it until `finish`, so it is old or complete.
+    """A local file being replaced: a temporary beside it until `finish`, so it is old or complete. Pieces of
+    zeros become holes, so that a sparse file takes no more room here than where it came from.
 
     One thread. Use as a context manager; without `finish` the temporary goes away.
     """
@@ -192,6 +201,7 @@ class LocalTarget:
         mark = host.token_bytes(6).hex().encode()
         self._temporary = os.path.join(directory, b"." + name[:200] + b"." + mark + b".part")
         self._done = False
+        self._hole = False  # the file ends in one so far
         with told(path):
             self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -206,13 +216,19 @@ class LocalTarget:
 
     def write(self, piece: bytes) -> None:
         with told(self.path):
-            write_all(self._fd, piece)
+            self._hole = _is_hole(piece)
+            if self._hole:
+                os.lseek(self._fd, len(piece), os.SEEK_CUR)
+            else:
+                write_all(self._fd, piece)
 
     def finish(
         self, *, mode: int, mtime_ns: int | None, owner: tuple[int, int] | None, replace: bool
     ) -> None:
         """Give the file its attributes and its name. Without `replace` an existing name is a `Conflict`."""
         with told(self.path):
+            if self._hole:
+                os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
             if owner is not None:
                 os.fchown(self._fd, *owner)
             os.fchmod(self._fd, mode)

@@ -355,3 +355,23 @@ def test_a_wrong_token_and_a_plain_endpoint(shared_fs: TestFs, here: bytes) -> N
         upload(Files(Http(identity, Host())), here + b"/f", b"/f", ONE)
     with pytest.raises(UsageError, match="plain HTTP"):
         data_identity(Claim(token=shared_fs.token, endpoint="http://192.0.2.1:80"))
+
+
+def test_a_sparse_file_takes_no_more_room_when_it_comes_back(files: Files, here: bytes) -> None:
+    source, back = here + b"/sparse", here + b"/back"
+    with open(source, "wb") as out:
+        for at, data in ((5 * MIB + 7, b"middle"), (9 * MIB, bytes(100)), (20 * MIB, b"")):
+            out.seek(at)
+            out.write(data)
+        out.truncate(20 * MIB + 1)
+    upload(files, source, b"/sparse", ONE)
+    download(files, b"/sparse", back, ONE)
+    with open(source, "rb") as before, open(back, "rb") as after:
+        assert before.read() == after.read()
+    assert os.stat(back).st_blocks * 512 <= 4 * MIB
+    # Zeros at the end alone: the size is right all the same.
+    write(source, bytes(3 * MIB))
+    upload(files, source, b"/zeros", ONE)
+    download(files, b"/zeros", back, ONE)
+    assert os.stat(back).st_size == 3 * MIB
+    assert os.stat(back).st_blocks == 0
