@@ -57,6 +57,7 @@ class Notifier:
         self._changed = threading.Condition()
         self._waiting: dict[Invalidation, None] = {}
         self._again: deque[tuple[float, Invalidation]] = deque()
+        self._awaited: deque[tuple[int, Callable[[], None]]] = deque()
         self._thread = threading.Thread(target=self._work, name="fsd-notify", daemon=True)
 
     def start(self) -> None:
@@ -68,6 +69,13 @@ class Notifier:
             self._waiting.update(dict.fromkeys(ones))
             if len(self._waiting) != before:
                 self._changed.notify()
+
+    def drop_pages(self, ino: int, done: Callable[[], None]) -> None:
+        """Before everything else: have the kernel drop the pages of `ino`; `done` is called when it has, on
+        this thread. As many wait as requests do."""
+        with self._changed:
+            self._awaited.append((ino, done))
+            self._changed.notify()
 
     def take(self, now: float) -> Invalidation | None:
         """The next one due at `now`; the caller sends it."""
@@ -83,7 +91,13 @@ class Notifier:
 
     def _work(self) -> None:
         while True:
+            while self._awaited:
+                ino, done = self._awaited.popleft()
+                self._send(self._root, Invalidation(ino, None))
+                done()
             with self._changed:
+                if self._awaited:
+                    continue
                 one = self.take(self._host.monotonic())
                 if one is None:
                     pause = self._again[0][0] - self._host.monotonic() if self._again else None

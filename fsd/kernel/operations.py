@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
+from fsd.kernel.direct import DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.model.acl import NAMES
@@ -98,6 +100,7 @@ class FsdOperations(pyfuse3.Operations):
         self._keep_cache = immutable
         self._xattr = xattr
         self._now = machine.host.monotonic
+        self.direct = DirectWrites(machine)
         self._openers: dict[int, int] = {}
         self._directories: dict[int, int] = {}
         self.answered = 0.0
@@ -223,22 +226,44 @@ class FsdOperations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         where = self._ino(parent)
         inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
-        self._openers[fh] = ctx.pid
+        self._opened(fh, flags, inode.ino, ctx)
         return FileInfo(fh=fh), self._entry(inode)
 
     @handler
     def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
-        fh = self._volume.open(self._ino(nodeid), flags, ctx.uid, functools.partial(_groups, ctx), ctx)
-        self._openers[fh] = ctx.pid
+        ino = self._ino(nodeid)
+        fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx)
+        self._opened(fh, flags, ino, ctx)
         return FileInfo(fh=fh, keep_cache=self._keep_cache)
+
+    def _opened(self, fh: int, flags: int, ino: int, ctx: RequestContext) -> None:
+        self._openers[fh] = ctx.pid
+        if flags & os.O_DIRECT and flags & os.O_ACCMODE != os.O_RDONLY:
+            self.direct.opened(fh, ino)
 
     @handler
     def read(self, fh: int, offset: int, size: int) -> bytes:
+        if self.direct.writers:
+            self._through_pages(fh)
         return self._volume.read(fh, offset, size)
 
     @handler
     def write(self, fh: int, offset: int, data: bytes) -> int:
-        return self._volume.write(fh, offset, data)
+        done = self._volume.write(fh, offset, data)
+        if self.direct.writers:
+            self._written(fh, done)
+        return done
+
+    def _through_pages(self, fh: int) -> None:
+        handle = self._volume.handle(fh)
+        if not handle.flags & os.O_DIRECT:
+            self.direct.through_pages(handle.node.ino)
+
+    def _written(self, fh: int, done: int) -> None:
+        if fh in self.direct.writers:
+            self.direct.written(fh, done)
+        else:
+            self._through_pages(fh)
 
     @handler
     def flush(self, fh: int) -> None:
@@ -254,6 +279,7 @@ class FsdOperations(pyfuse3.Operations):
     def release(self, fh: int) -> None:
         self._volume.release(fh)
         self._openers.pop(fh, None)
+        self.direct.closed(fh)
 
     # directories
 

@@ -1,0 +1,190 @@
+"""Figures of fsd alone: what checkpoints, forks and merges cost, in the server's time and on its disk.
+
+Small and large trees are compared, since none of it may depend on what there is, only on what changed. All of
+it goes through a mount and over HTTP; `server_ms` is what the server's answers say.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.sandbox import Sandbox
+from support.server import TestFs
+
+from bench import inputs, proc
+from bench.measure import Values, timed
+from bench.peers import Failed, Fsd
+from bench.tree import PER_DIRECTORY, make_files, mounted
+
+SMALL, LARGE = 1000, 100_000
+TURNS, PER_TURN = 10, 10  # of the figures in ms
+CHECKPOINTS, CHANGES, KEPT = 200, 100, 10  # of the growth
+APART = ("pack", "change")  # tables: content of small commits, and the change feed
+WAIT = 600.0
+
+
+def states(base: Path, made: inputs.Inputs, quick: bool) -> Values:
+    """Times on a small and on a large tree, the growth of the large one, and a merge of all its files."""
+    for count in (SMALL, 5000 if quick else LARGE):
+        with mounted(base / str(count)) as peer:
+            peer.root.joinpath("first").write_bytes(b"first")
+            make_files(peer.root, count)
+            peer.settle()
+            if count != SMALL:  # before anything was deleted in it: pages half empty would take new rows
+                yield from growth(peer, 20 if quick else CHECKPOINTS)
+            yield from named(times(peer), f"{count:,} files")
+            if count != SMALL:
+                yield from named(merge(base / "fork", peer, count), f"{count:,} changes")
+
+
+def named(values: Values, of: str) -> Values:
+    for figure, value in values:
+        yield f"{figure}, {of}", value
+
+
+def ask(fs: TestFs, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    """The answer; raises `Failed`."""
+    reply = fs.server.ask(method, f"/v1/file-systems/{fs.id}{path}", body, token=fs.token, timeout=WAIT)
+    if reply.status >= 300:
+        raise Failed(f"{method} {path}: {reply.status} {reply.body[:200]!r}")
+    found: dict[str, Any] = reply.json
+    return found
+
+
+def change(peer: Fsd, turn: int, count: int) -> None:
+    """Write new content into so many of the files."""
+    for number in range(count):
+        at = (turn * count + number) % SMALL
+        peer.root.joinpath(f"d{at // PER_DIRECTORY}/f{at % PER_DIRECTORY}").write_bytes(
+            b"turn %d of %d" % (turn, at)
+        )
+
+
+def times(peer: Fsd) -> Values:
+    """Medians of the server's ms, and the first byte of an old state."""
+    fs = peer.box().fs
+    names = [ask(fs, "POST", "/checkpoints", {})["checkpoint_id"]]
+    spent: dict[str, list[float]] = {"create": [], "diff of 10": [], "delete": [], "fork": []}
+    for turn in range(TURNS):
+        change(peer, turn, PER_TURN)
+        peer.settle()
+        answer = ask(fs, "POST", "/checkpoints", {})
+        spent["create"].append(answer["server_ms"])
+        names.append(answer["checkpoint_id"])
+        difference = ask(fs, "GET", f"/diff?from={names[-2]}&to={names[-1]}")
+        if difference["total"] != PER_TURN:
+            raise Failed(f"{difference['total']} differences where {PER_TURN} files changed")
+        spent["diff of 10"].append(difference["server_ms"])
+    yield "first byte of an old state after its mount, s", first_byte(peer, names[0])
+    for _ in range(3):
+        fork = ask(fs, "POST", "/forks", {})
+        spent["fork"].append(fork["server_ms"])
+        one = f"/v1/file-systems/{fork['file_system_id']}"
+        proc.await_true(
+            "a fork to be copied", lambda at=one: bool(fs.server.admin("GET", at).json["copied"]), WAIT
+        )
+        ask(fs, "DELETE", f"/forks/{fork['file_system_id']}")
+    for name in names:
+        spent["delete"].append(ask(fs, "DELETE", f"/checkpoints/{name}")["server_ms"])
+    for what, values in spent.items():
+        yield (
+            f"checkpoint {what}, server ms" if what != "fork" else "fork, server ms",
+            statistics.median(values),
+        )
+
+
+def first_byte(peer: Fsd, checkpoint: str) -> float:
+    """Seconds from the end of `fsd mount --checkpoint` to the first byte of a file."""
+    box = Sandbox(peer.base / "then", peer.box().fs, "--checkpoint", checkpoint, endpoint=peer.server.url)
+    try:
+        box.mount()
+        return timed(lambda: box.mountpoint.joinpath("first").read_bytes())
+    finally:
+        box.close()
+
+
+# -- room ----------------------------------------------------------------------------------------------
+
+
+def growth(peer: Fsd, checkpoints: int) -> Values:
+    """What checkpoints with changes between them add to the database, and what thinning them gives back."""
+    fs = peer.box().fs
+    began = used(peer)
+    for turn in range(checkpoints):
+        change(peer, TURNS + turn, CHANGES)
+        peer.settle()
+        ask(fs, "POST", "/checkpoints", {})
+    grown = used(peer)
+    added = grown["rows"] - began["rows"]
+    yield "bytes a change of 200 checkpoints", added / (checkpoints * CHANGES)
+    yield (
+        "bytes of content and change rows a change",
+        ((grown["apart"] - began["apart"]) / (checkpoints * CHANGES)),
+    )
+    spent = 0.0
+    more = True
+    keep = max(1, KEPT * checkpoints // CHECKPOINTS)
+    while more:
+        start = time.perf_counter()
+        more = ask(fs, "POST", "/checkpoints/prune", {"keep": str(keep), "named": True})["more"]
+        spent += time.perf_counter() - start
+    yield f"prune --keep {KEPT} of {CHECKPOINTS}, s", spent
+    sweep(peer)
+    left = used(peer)["rows"] - began["rows"]
+    yield "given back by prune, % of the growth", (1 - left / added) * 100
+
+
+def used(peer: Fsd) -> dict[str, float]:
+    """Bytes of the database's pages in use: of packs and the change feed `apart`, of the rest `rows`."""
+    database = sqlite3.connect(f"file:{peer.server.data_dir}/fsd.db?mode=ro", uri=True)
+    try:
+        pages = dict(database.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name"))
+    finally:
+        database.close()
+    apart = sum(size for name, size in pages.items() if name in APART)
+    return {"apart": apart, "rows": sum(pages.values()) - apart}
+
+
+def sweep(peer: Fsd) -> None:
+    """All of what nothing shows any more, from beginning to end."""
+    cursor: str | None = ""
+    while cursor is not None:
+        body = {"older_than_ms": 0, **({"cursor": cursor} if cursor else {})}
+        reply = peer.server.admin("POST", "/v1/sweep", body, timeout=WAIT)
+        if reply.status == 409:  # the background's turn
+            time.sleep(0.2)
+            continue
+        if reply.status >= 300:
+            raise Failed(f"sweep: {reply.status} {reply.body[:200]!r}")
+        cursor = reply.json["next_cursor"]
+
+
+# -- merge ---------------------------------------------------------------------------------------------
+
+
+def merge(base: Path, peer: Fsd, count: int) -> Iterator[tuple[str, float]]:
+    """A fork in which every file was changed, through a mount of it, merged into its parent."""
+    fs = peer.box().fs
+    made = ask(fs, "POST", "/forks", {})
+    fork = TestFs(fs.server, made["file_system_id"], made["fs_token"])
+    box = Sandbox(base, fork, endpoint=peer.server.url)
+    try:
+        box.mount()
+        for at in range(count):
+            box.mountpoint.joinpath(f"d{at // PER_DIRECTORY}/f{at % PER_DIRECTORY}").write_bytes(
+                b"merged %d" % at
+            )
+        box.unmount(timeout=WAIT)
+    finally:
+        box.close()
+        shutil.rmtree(base, ignore_errors=True)
+    answer = ask(fs, "POST", "/merges", {"fork": fork.id})
+    if answer["status"] != "merged" or answer["applied"] != count:
+        raise Failed(f"the merge: {answer['status']}, {answer['applied']} applied of {count}")
+    yield "merge, server ms", answer["server_ms"]
