@@ -82,8 +82,31 @@ def _own_and_forks(context: Context, identity: Identity, args: SimpleNamespace) 
 
 
 def describe(context: Context, args: SimpleNamespace) -> Document:
-    identity, wanted = context.admin_or_owner(args.file_system_id)
+    named, claim = args.file_system_id, context.claim
+    if named and claim.token and not claim.admin_key:
+        own = context.admin_or_origin()
+        if named != own.file_system_id:
+            return Document(_fork_of(context, own, named, args.chain))
+    identity, wanted = context.admin_or_owner(named)
     return Document(control(context, identity).describe(wanted, chain=args.chain))
+
+
+def _fork_of(context: Context, own: Identity, named: str, chain: bool) -> dict[str, Any]:
+    """One of the forks that `fsd list` shows to a token of what they were made from."""
+    below = Forks(Http(own, context.host), own.file_system_id).below()
+    found = next((one for one in below if one["file_system_id"] == named), None)
+    if found is None:
+        raise NotFound(
+            f"no filesystem {named} that this token shows",
+            hint=f"it is for {own.file_system_id} and the forks of it (`fsd list`); the admin key shows all",
+        )
+    if chain:
+        raise NotPermitted(
+            f"the chain of {named} is shown to its own token and to the admin key",
+            hint=f"it was made from {found['origin_id']}; leave --chain out",
+        )
+    shown = {key: value for key, value in found.items() if key not in ("fs_seq", "layer")}
+    return {**shown, "seq": found["fs_seq"], "kind": "native"}
 
 
 def check(context: Context, args: SimpleNamespace) -> Document:

@@ -150,6 +150,11 @@ def test_on_the_command_line(shared_server: Server, tmp_path: Path) -> None:
     assert inside("cat", "/a", env=env).out == b"theirs"
     undo = decided.json["undo_checkpoint_id"]
     assert inside("checkpoint", "cat", undo, "/a", env=env).out == b"ours, longer"
+    seen = inside("describe", made["file_system_id"], env=env)
+    assert seen.code == 0 and seen.json == inside("describe", env=theirs).json
+    assert inside("describe", made["file_system_id"], "--chain", env=env).code == 4
+    foreign = inside("describe", "fs_aaaaaaaaaaaaaaaaaaaa", env=env)
+    assert foreign.code == 5 and fs.id in foreign.error["hint"]
     told = inside("describe", "--chain", env=theirs).json["chain"]
     assert [one["file_system_id"] for one in told] == [made["file_system_id"], fs.id]
     admin = {"FSD_ADMIN_KEY": shared_server.admin_key, "FSD_ENDPOINT": shared_server.url}
