@@ -85,6 +85,7 @@ MANIFEST_BODY_MAX: Final = 64 * MIB  # an append: some 400,000 entries, or a lon
 MANIFESTS_MAX: Final = 2  # bodies over JSON_BODY_MAX held in memory at the same time; more wait unread
 MANIFEST_PAGE: Final = 8 * MIB  # of packed records one step of a list reads
 CONTRACT_ID_MAX: Final = 64 * KIB  # bytes of an id
+LISTED_MAX: Final = 1024  # characters of a host's label or reason in the filesystem's own lists
 CONTRACT_BLOB_MAX: Final = 16 * GIB
 LEASE_MS: Final = 120_000.0  # of a thread's writer
 LEASE_RENEW_MS: Final = 45_000.0

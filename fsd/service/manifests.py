@@ -22,6 +22,7 @@ from fsd.model.errors import (
     StaleHead,
     WriterLost,
 )
+from fsd.model.limits import LISTED_MAX
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.contract_check import (
     JsonObject,
@@ -106,8 +107,8 @@ class Manifests:
             parent=parent,
             created=created,
             stored=self._host.wall_ns(),
-            reason=record.get("reason"),
-            label=record.get("label"),
+            reason=_listed(record.get("reason")),
+            label=_listed(record.get("label")),
             body=pack_body(body_of(record)),
             entries=len(record["files"]),
         )
@@ -317,6 +318,15 @@ def chain(records: list[Record], head: bytes | None) -> list[Record]:
         above: Any = None if at.parent is None else by_key.get(at.parent)
         at = above if above is not None and is_parent(above, at) else None
     return made
+
+
+def _listed(value: object) -> str | None:
+    """A host's reason or label as the filesystem's own lists show it; the record keeps what it was. By
+    contract it is a text, of any length; what else it may be is shown as its JSON."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else dumps(value).decode()
+    return text[:LISTED_MAX]
 
 
 def _maybe_id(value: object, what: str) -> str | None:

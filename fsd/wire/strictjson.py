@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from fsd.model.errors import UsageError
 
 DEPTH_MAX: Final = 64
+FOREIGN_DEPTH_MAX: Final = 800  # what one reader's stack took, any other's takes too: Python's ends at 1,000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INT_DIGITS: Final = 600  # int() refuses texts longer than a bound that nobody can set below 640
 
@@ -71,8 +72,26 @@ def loads(raw: bytes | str, what: str, *, exact: bool = False) -> Any:
 
 def loads_foreign(raw: bytes, what: str) -> Any:
     """As `loads`, for values of others that are given back as they came: lone surrogates stay (JavaScript
-    cuts texts anywhere), and the depth is bounded by the reader's stack alone."""
-    return _parse(raw, what, None)
+    cuts texts anywhere), and there are up to `FOREIGN_DEPTH_MAX` levels."""
+    value = _parse(raw, what, None)
+    if raw.count(b"[") + raw.count(b"{") > FOREIGN_DEPTH_MAX and _is_deeper(value, FOREIGN_DEPTH_MAX):
+        raise UsageError(f"{what} is nested deeper than {FOREIGN_DEPTH_MAX} levels")
+    return value
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether more than `most` arrays and objects lie inside one another; level by level."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(most):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _parse(raw: bytes | str, what: str, number: type[Number] | None) -> Any:

@@ -320,14 +320,31 @@ def test_texts_that_no_utf8_has_do_not_spoil_the_lists(store: Store) -> None:
     lease = store.acquire()
     cut = "half \ud83d"
     store.append(checkpoint("a", label=cut, reason=[cut]), None, lease)
-    store.append(checkpoint("b", parent="a", label="whole \U0001f4a5"), "a", lease)
+    long = checkpoint("b", parent="a", label="whole \U0001f4a5" + "x" * 70_000)
+    store.append(long, "a", lease)
     own = f"/v1/file-systems/{store.fs.id}/checkpoints"
     assert store.ask("GET", own + "/a").json["label"] == cut
     listed = store.ask("GET", own).json["checkpoints"]
     assert [(one["label"], one["reason"]) for one in listed] == [
-        ("whole \U0001f4a5", "automatic"),
-        (cut, [cut]),
+        (long["label"][:1024], "automatic"),
+        (cut, r'["half \ud83d"]'),
     ]
+    assert store.get("b") == long, "the record is whole"
+
+
+def test_what_is_nested_as_deep_as_can_be_read_can_be_listed(store: Store) -> None:
+    lease, head, kept = store.acquire(), None, []
+    for depth in (700, 797, 798, 799, 800, 950, 970, 976, 980, 990):  # in two objects
+        record = checkpoint(f"d{depth}", parent=head, conversation=["x" * 70_000])  # not on the event loop
+        text = json.dumps({"checkpoint": record, "expectedHeadId": head, "writer": writer(lease)})
+        deep = "[" * depth + "]" * depth
+        reply = store.raw("append", text.replace('"automatic"', f'{deep}, "label": {deep}').encode())
+        assert reply.status == (200 if depth <= 798 else 400), reply.body
+        if reply.status == 200:
+            head = record["id"]
+            kept.append(head)
+    listed = store.ask("GET", f"/v1/file-systems/{store.fs.id}/checkpoints")
+    assert [one["checkpoint_id"] for one in listed.json["checkpoints"]] == kept[::-1]
 
 
 def test_bodies_that_are_none_are_refused(store: Store) -> None:
