@@ -127,3 +127,18 @@ def test_umount_of_a_mount_made_by_the_command(box: Sandbox, server: Server) -> 
     with open(box.mountpoint / "file", "rb"):
         assert call(box, "umount", os.fspath(box.mountpoint)).returncode != 0
     assert box.mountpoint.is_mount()
+
+
+@pytest.mark.parametrize("name", ["mount.fuse.fsd", "umount.fuse.fsd"])
+def test_the_helper_of_a_removed_checkout_says_so(name: str, tmp_path: Path) -> None:
+    made = Path("/sbin", name).read_text()
+    checkout = made.partition('[ -x "')[2].partition("/.venv/")[0]
+    helper = tmp_path / name
+    helper.write_text(made.replace(checkout, str(tmp_path / "removed")))
+    done = subprocess.run(
+        ["sh", str(helper), str(tmp_path)], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode != 0
+    assert f"the fsd in {tmp_path}/removed is gone; run scripts/setup" in done.stderr
+    # umount(8) does it then, and says what is wrong with the place.
+    assert ("not mounted" in done.stderr) == name.startswith("umount")
