@@ -105,6 +105,15 @@ def safe_mode(acl: Acl) -> int:
     return mode_of(acl) & ~0o070 | (perms.get(MASK, 7) & perms[GROUP_OWNER]) << 3
 
 
+def checked(stored: bytes) -> bytes | None:
+    """`stored`, if it is an ACL."""
+    try:
+        decode(stored)
+    except ValueError:
+        return None
+    return stored
+
+
 def shown(stored: bytes, mode: int) -> bytes | None:
     """An access ACL as programs read it, its three classes taken from `mode`; None when what is stored is
     no ACL (another client may have stored anything)."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
-from fsd.model import blocks
+from fsd.model import acl, blocks
 from fsd.model.attrs import Attr
 from fsd.model.errors import NotFound
 from fsd.model.limits import EXPORT_PAGE, EXPORT_PIN, UPLOAD_PACK
@@ -191,13 +191,22 @@ def _header(path: bytes, attr: Attr, kind: bytes, first: bytes | None) -> bytes:
         info.linkname = _text(target)
     if kind in (tarfile.CHRTYPE, tarfile.BLKTYPE):
         info.devmajor, info.devminor = _device(attr.rdev)
-    more = {
-        f"SCHILY.xattr.{_text(name)}": _text(value) for name, value in sorted((attr.xattrs or {}).items())
-    }
+    more = dict(_extended(attr))
     if attr.mtime > 0 and attr.mtime % 10**9:
         more["mtime"] = f"{attr.mtime // 10**9}.{attr.mtime % 10**9:09d}"
     info.pax_headers = more
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _extended(attr: Attr) -> Iterator[tuple[str, str]]:
+    """Extended attributes as pax headers; ACLs in the form that tar and bsdtar read them in."""
+    for name, value in sorted((attr.xattrs or {}).items()):
+        if name in acl.NAMES:
+            shown = acl.shown(value, attr.mode) if name == acl.ACCESS else acl.checked(value)
+            if shown is not None:
+                yield f"SCHILY.acl.{name.rpartition(b'_')[2].decode()}", acl.text(shown)
+        else:
+            yield f"SCHILY.xattr.{_text(name)}", _text(value)
 
 
 def _device(rdev: int) -> tuple[int, int]:

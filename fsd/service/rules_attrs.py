@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from fsd.model import acl
 from fsd.model.limits import XATTR_NAME_MAX, XATTR_VALUE_MAX, XATTRS_TOTAL_MAX
 from fsd.model.ops import Outcome, Setattr, Setxattr
 from fsd.service.rules import ID_MAX, Refuse, Rules
@@ -37,6 +38,11 @@ def setxattr(rules: Rules, op: Setxattr) -> Outcome | None:
         raise Refuse(errno.ERANGE, "an attribute's name has 1 to 255 bytes")
     if op.value is not None and len(op.value) > XATTR_VALUE_MAX:
         raise Refuse(errno.E2BIG, "an attribute's value is too long")
+    if op.name in acl.NAMES and op.value is not None:
+        try:
+            acl.decode(op.value)
+        except ValueError as exc:
+            raise Refuse(errno.EINVAL, str(exc)) from exc
     node = rules.view.node(rules.real(op.ino))
     if node is None:
         return _attr_of_gone(rules, op)

@@ -105,6 +105,20 @@ def test_a_day_with_acls_is_as_on_a_local_disk(boxes: Callable[..., Sandbox], tm
     other = boxes("--acl")
     assert sh(other.mountpoint, ALL + "all top") == told
 
+    # So does an archive of it.
+    archive, kept = tmp_path / "top.tar", other.json("checkpoint", "create")["checkpoint_id"]
+    with archive.open("wb") as file:
+        full = [*command(), "checkpoint", "export", kept, "/top"]
+        subprocess.run(full, env=other.env, stdout=file, timeout=60, check=True)
+    (tmp_path / "out").mkdir()
+    assert sh(tmp_path / "out", "tar --acls --numeric-owner -xf ../top.tar") == ""
+    assert sh(tmp_path / "out", ALL + "all top") == told
+
+    # What is no ACL is taken from nobody.
+    action = {"action": "setxattr", "path": "/top/f", "name": "system.posix_acl_access", "value_b64": "AAAA"}
+    reply = other.fs.ask("POST", "/actions", action)
+    assert b"EINVAL" in reply.body
+
 
 def test_the_kernel_enforces_them_and_other_mounts_hear_of_changes(boxes: Callable[..., Sandbox]) -> None:
     one, two = boxes("--acl"), boxes("--acl")
