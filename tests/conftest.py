@@ -20,6 +20,7 @@ from support.postgres import postgres_server  # noqa: F401 - a fixture for all
 from support.reading import trusted  # noqa: F401
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
 from support.server import server, shared_fs, shared_server  # noqa: F401
+from support.tinyplace import tiny  # noqa: F401
 from support.wait import wait_for
 
 _run_id = secrets.token_hex(8)

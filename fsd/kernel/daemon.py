@@ -7,7 +7,6 @@ shutdown could wait for a thread in a dead connection.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import socket
@@ -29,7 +28,7 @@ from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
 from fsd.kernel.heads import restore_head
 from fsd.kernel.interrupts import look_for_killed
-from fsd.kernel.logfile import LogFile, start_log
+from fsd.kernel.logfile import start_log
 from fsd.kernel.machine import Machine
 from fsd.kernel.memory import tune
 from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
@@ -38,6 +37,7 @@ from fsd.kernel.operations import FsdOperations
 from fsd.kernel.options import MountOptions
 from fsd.kernel.session import FuseSession, make_loop
 from fsd.kernel.shown import ShownState, shown_state
+from fsd.kernel.stacks import Stacks
 from fsd.kernel.stop import Ending, Stopper, sizes
 from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
@@ -57,7 +57,6 @@ TICK: Final = 0.1
 READ_AHEAD_KIB: Final = 1024
 SWITCH_INTERVAL: Final = 0.0005
 # A loop that has not turned for so long hangs: all stacks go to the log.
-HANG: Final = 10.0
 OPEN_RETRY: Final = 1.0
 LEASE_RETRY: Final = 0.5
 REPORT: Final = 5.0
@@ -79,7 +78,7 @@ def run(options: MountOptions, start: Start) -> NoReturn:
         )
         sys.setswitchinterval(SWITCH_INTERVAL)
         tune()
-        code = Daemon(options, start, handler).run()
+        code = Daemon(options, start, Stacks(handler, options.host)).run()
     except FsdError as exc:
         start.channel.failed(exc)
         code = exc.exit_code
@@ -94,11 +93,11 @@ def run(options: MountOptions, start: Start) -> NoReturn:
 class Daemon:
     """Composition and life of one daemon. All methods run in trio's thread unless they say otherwise."""
 
-    def __init__(self, options: MountOptions, start: Start, handler: LogFile) -> None:
+    def __init__(self, options: MountOptions, start: Start, stacks: Stacks) -> None:
         self.options = options
         self.start = start
         self.place = start.place
-        self.handler = handler
+        self.stacks = stacks
         self.remote = HttpRemote(
             RemoteOptions(
                 options.endpoint, options.token, insecure=options.insecure, state=shown_state(options, start)
@@ -399,23 +398,19 @@ class Daemon:
     async def _ticks(self) -> None:
         machine = self.machine
         assert machine is not None
-        rounds, dumped = 0, 0.0
+        rounds = 0
+        turned = self.options.host.monotonic()
+        self.stacks.watch("main", lambda: turned)
+        self.stacks.watch("FUSE", lambda: machine.beat)
         while True:
             await trio.sleep(TICK)
+            turned = self.options.host.monotonic()
             machine.post(machine.tick)
             if not self.options.state:
                 self.feed.look()
             rounds += 1
             if rounds % 5 == 0:
                 look_for_killed(machine)
-                # Should this thread hang itself, a timer thread of faulthandler's tells.
-                if self.handler.stack_fd is not None:
-                    faulthandler.dump_traceback_later(3 * HANG, file=self.handler.stack_fd)
-            now = self.options.host.monotonic()
-            if now - machine.beat > HANG and now - dumped > 6 * HANG:
-                dumped = now
-                log.error("the FUSE thread has not turned for %.0f s; all stacks follow", now - machine.beat)
-                self.handler.dump_stacks()
 
     async def _stay_findable(self, nursery: trio.Nursery) -> None:
         """Commands find the mount by files that whoever tidies up may take away (/tmp by age, a runtime
@@ -542,7 +537,6 @@ class Daemon:
 
     def _leave(self, ending: Ending) -> None:
         """Tell the server and the record how it ended. Main thread, trio has ended; every step is bounded."""
-        faulthandler.cancel_dump_traceback_later()
         log.info("ending: exit %d (%s)", ending.code, ending.reason or "clean")
         if self.machine is not None:
             self.machine.post(self.machine.stop)

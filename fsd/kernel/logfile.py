@@ -10,7 +10,6 @@ import faulthandler
 import logging
 import logging.handlers
 import os
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -74,14 +73,14 @@ class LogFile(logging.handlers.RotatingFileHandler):
         self._follow()
 
     def dump_stacks(self) -> None:
-        """Every thread's stack into the log; any thread."""
+        """Every thread's stack into the log; any thread. The caller has the interpreter's lock (`stacks`)."""
         if self.stack_fd is not None:
             faulthandler.dump_traceback(self.stack_fd, all_threads=True)
 
 
 def start_log(path: Path, host: Host, *, verbose: bool, foreground: bool) -> LogFile:
     """Send the process's logging to `path` (in the foreground warnings to stderr as well), and all stacks
-    there on a crash and on SIGUSR1."""
+    there on a crash."""
     # A full disk must not turn into tracebacks on stderr.
     logging.raiseExceptions = False
     handler = LogFile(path, standard_error=not foreground)
@@ -103,5 +102,4 @@ def start_log(path: Path, host: Host, *, verbose: bool, foreground: bool) -> Log
         root.addHandler(screen)
     assert handler.stack_fd is not None
     faulthandler.enable(file=handler.stack_fd, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=handler.stack_fd, all_threads=True)
     return handler

@@ -12,125 +12,24 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.processes import die_with_parent
+from support.tinyplace import TESTS, Tiny
 from support.wait import wait_for
 
 from fsd.host.seam import Host
 from fsd.kernel import beneath, runtime, unmount
 from fsd.kernel.control_client import connect
-from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.kernel.supervisor import RESTARTS_MAX
 from fsd.model.errors import Busy, NotDrained, NotFound
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(40)]
 
-TESTS = Path(__file__).parent.parent
-
 
 def say(text: str) -> None:
     print(text)
-
-
-class Tiny:
-    """One place, its state and its records; `start` runs the command."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        self.place = base / "m"
-        self.place.mkdir()
-        self.directory = RuntimeDir(base / "run", Host())
-        self.foreground: subprocess.Popen[bytes] | None = None
-
-    def command(self, *options: str, place: Path | None = None) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "support.tinydaemon",
-            str(place or self.place),
-            str(self.base),
-            *options,
-        ]
-
-    def start(
-        self, *options: str, place: Path | None = None, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(TESTS)}
-        return subprocess.run(
-            self.command(*options, place=place),
-            cwd=cwd or TESTS,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-
-    def start_foreground(self, *options: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        self.foreground = subprocess.Popen(
-            self.command("foreground", *options),
-            cwd=TESTS,
-            env={**os.environ, **(env or {})},
-            stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,
-            start_new_session=True,
-        )
-        wait_for(lambda: self.state() == runtime.MOUNTED, 10, "the mount")
-        return self.foreground
-
-    def record(self) -> Record:
-        return self.directory.find(self.place)
-
-    def state(self) -> str:
-        try:
-            return self.record().state
-        except NotFound:
-            return ""
-
-    def listed(self) -> bool:
-        return f" {self.place} " in Path("/proc/self/mounts").read_text()
-
-    def alive(self) -> bool:
-        try:
-            return self.directory.alive(self.record().mount_id)
-        except NotFound:
-            return False
-
-    def kill_daemon(self) -> None:
-        """SIGKILL the daemon and wait for the next one."""
-        before = self.record()
-        os.kill(before.pid, signal.SIGKILL)
-        wait_for(
-            lambda: self.record().pid != before.pid and self.state() == runtime.MOUNTED, 10, "the restart"
-        )
-
-    def close(self) -> None:
-        if self.alive():
-            record = self.record()
-            for pid in (record.supervisor_pid, record.pid):
-                if pid:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
-            wait_for(lambda: not self.alive(), 10, "the killed processes to go")
-        while self.listed():
-            subprocess.run(["fusermount3", "-uz", str(self.place)], check=True, timeout=10)
-        if self.foreground is not None:
-            self.foreground.kill()
-            self.foreground.wait(10)
-            assert self.foreground.stderr is not None
-            self.foreground.stderr.close()
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Tiny]:
-    made = Tiny(tmp_path)
-    yield made
-    made.close()
 
 
 def test_mount_returns_when_the_mount_answers(tiny: Tiny) -> None:
@@ -469,28 +368,6 @@ def test_the_service_manager_is_told(tiny: Tiny, tmp_path: Path) -> None:
         assert process.wait(8) == 0
         got.append(manager.recv(4096).decode())
     assert got == [f"MAINPID={process.pid}", "READY=1", "STOPPING=1"]
-
-
-def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
-    assert tiny.start().returncode == 0
-    record = tiny.record()
-    os.kill(record.pid, signal.SIGUSR1)
-    text = wait_for(
-        lambda: t if "Current thread" in (t := Path(record.log).read_text()) else None, 5, "the stacks"
-    )
-    assert "mini.py" in text
-    assert "trio" in text
-    assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
-
-
-def test_a_hang_of_the_fuse_thread_dumps_all_stacks(tiny: Tiny) -> None:
-    assert tiny.start("hang").returncode == 0
-    assert not (tiny.place / "hang2000").exists()
-    text = Path(tiny.record().log).read_text()
-    assert "the FUSE thread has not turned" in text
-    assert text.count("all stacks follow") == 1
-    assert "tinyvolume.py" in text
-    assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
 
 
 def test_what_the_server_refused_is_never_called_drained(tiny: Tiny) -> None:

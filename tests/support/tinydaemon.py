@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsd.vfs.open
 from fsd.host.seam import Host
-from fsd.kernel import supervisor
+from fsd.kernel import stacks, supervisor
 from fsd.kernel.options import MountOptions
 from fsd.model.errors import FsdError
 from fsd.model.token import make
@@ -33,8 +33,6 @@ def tiny(*args: Any) -> Any:
 
     if "old-kernel" in sys.argv:
         fsd.kernel.beneath._FSOPEN = 9999  # type: ignore[misc]
-    if "hang" in sys.argv:
-        fsd.kernel.daemon.HANG = 0.5  # type: ignore[misc]
     if "slow" in sys.argv:
         fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign]
     if "tidy" in sys.argv:
@@ -75,6 +73,8 @@ def main() -> int:
         host=host,
     )
     fsd.vfs.open.open_volume = tiny
+    if "hang" in sys.argv:
+        stacks.HANG = 1.0  # type: ignore[misc]
     try:
         return supervisor.mount(options)
     except FsdError as exc:
