@@ -7,13 +7,11 @@ polls have a small pool of their own, so that they never stand before a commit.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import hashlib
 import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -36,6 +34,7 @@ from fsd.model.limits import (
 )
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
+from fsd.server.workers import Workers
 from fsd.service.access import FsRef, Grant, no_file_system
 from fsd.service.idempotency import Answer, Call, check_key
 from fsd.service.open import Service
@@ -63,25 +62,23 @@ class Context:
     admin_key: str = field(repr=False)
     waiters: Waiters
     metrics: Metrics = field(default_factory=Metrics)
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "request"))
+    pool: Workers = field(default_factory=lambda: Workers(THREADS, "request"))
     loop: asyncio.AbstractEventLoop | None = None
     uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_MAX))
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_MAX))
     manifests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MANIFESTS_MAX))
     walks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WALKS_MAX))
     compares: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(COMPARES_MAX))
-    polls: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(POLL_THREADS, "poll"))
-    sweeps: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sweep"))
+    polls: Workers = field(default_factory=lambda: Workers(POLL_THREADS, "poll"))
+    sweeps: Workers = field(default_factory=lambda: Workers(1, "sweep"))
 
     async def run(self, fn: Callable[[], T]) -> T:
         """`fn()` on a worker thread, with this request's context (the test clock)."""
-        around = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self.pool, around.run, fn)
+        return await self.pool.run(fn)
 
     async def poll(self, fn: Callable[[], T]) -> T:
         """As `run`, for long polls."""
-        around = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self.polls, around.run, fn)
+        return await self.polls.run(fn)
 
     def admin(self, request: Request) -> None:
         """Raise `NotAuthenticated` unless the request carries the admin key."""

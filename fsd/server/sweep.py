@@ -63,7 +63,7 @@ async def in_background(ctx: Context) -> None:
     await asyncio.sleep(min(_FIRST, every))
     while True:
         try:
-            more = await asyncio.get_running_loop().run_in_executor(ctx.sweeps, ctx.service.sweep.turn)
+            more = await ctx.sweeps.run(ctx.service.sweep.turn)
         except FsdError as exc:
             log.warning("sweep: %s; it is tried again", exc)
             more = False

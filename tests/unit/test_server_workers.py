@@ -1,0 +1,114 @@
+"""The server's threads: values, errors, contexts, bounds, and no job that is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+
+import pytest
+import uvloop
+
+from fsd.server.workers import Workers
+
+VALUE: contextvars.ContextVar[int] = contextvars.ContextVar("value", default=0)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers(3, "test")
+    yield made
+    made.shutdown()
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scene(), 60)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(bounded())
+
+
+def test_values_errors_and_contexts_come_through(workers: Workers) -> None:
+    def broken() -> None:
+        raise ValueError("no")
+
+    async def scene() -> None:
+        VALUE.set(7)
+        assert await workers.run(VALUE.get) == 7
+        with pytest.raises(ValueError, match="no"):
+            await workers.run(broken)
+        assert await workers.run(threading.get_ident) != threading.get_ident()
+
+    run(scene)
+
+
+def test_one_at_a_time_is_one_thread_and_many_are_no_more_than_the_bound(workers: Workers) -> None:
+    running, most, guard = 0, 0, threading.Lock()
+
+    def work() -> str:
+        nonlocal running, most
+        with guard:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with guard:
+            running -= 1
+        return threading.current_thread().name
+
+    async def scene() -> None:
+        names = {await workers.run(work) for _ in range(5)}
+        assert len(names) == 1
+        names = set(await asyncio.gather(*(workers.run(work) for _ in range(60))))
+        assert len(names) == most == 3
+
+    run(scene)
+
+
+def test_no_job_is_forgotten_between_busy_and_idle(workers: Workers) -> None:
+    """Bursts around the number of threads, each job so short that workers fall idle while more come."""
+
+    async def scene() -> None:
+        for burst in range(1500):
+            count = 1 + burst % 6
+            done = await asyncio.gather(*(workers.run(partial(int, at)) for at in range(count)))
+            assert done == list(range(count))
+
+    run(scene)
+
+
+def test_what_was_given_up_is_not_told_and_ends_nothing(workers: Workers) -> None:
+    go = threading.Event()
+
+    async def scene() -> None:
+        left = workers.run(lambda: go.wait(20))
+        left.cancel()
+        go.set()
+        assert await workers.run(lambda: 5) == 5
+
+    run(scene)
+
+
+def test_shutdown_waits_for_what_waits() -> None:
+    made, seen = Workers(1, "test"), list[int]()
+
+    def slow(at: int) -> None:
+        time.sleep(0.005)
+        seen.append(at)
+
+    async def scene() -> None:
+        for at in range(5):
+            made.run(partial(slow, at))
+
+    run(scene)
+    made.shutdown()
+    assert seen == list(range(5))
+
+    async def late() -> None:
+        with pytest.raises(RuntimeError):
+            made.run(lambda: None)
+
+    run(late)
