@@ -43,6 +43,10 @@ class DirectWrites:
         if ino is not None and ino not in self.writers.values():
             self._paged.discard(ino)
 
+    def writes(self, ino: int) -> bool:
+        """Whether somebody writes `ino` with O_DIRECT."""
+        return bool(self.writers) and ino in self.writers.values()
+
     def through_pages(self, ino: int) -> None:
         """The kernel is about to have pages of `ino`. Need not be told while there are no `writers`."""
         if ino in self.writers.values():

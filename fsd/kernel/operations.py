@@ -21,7 +21,7 @@ from fsd.kernel.direct import DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.model.acl import NAMES
-from fsd.model.errors import FsdError, Unavailable
+from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park
 
@@ -32,6 +32,9 @@ R = TypeVar("R")
 READDIR_PAGE = 256
 # Extended attributes of other classes are told as a disk tells them; without `--acl` so are those of ACLs.
 _XATTR_CLASSES = (b"user", b"trusted", b"security")
+# What `ls -l` asks of each file. Where the kernel has SELinux it answers itself, elsewhere nobody has labels:
+# told so (and not only that this file has none) ls asks of one file of a mount and of no other.
+_LABEL = b"security.selinux"
 
 
 def _groups(ctx: RequestContext) -> set[int]:
@@ -227,6 +230,7 @@ class FsdOperations(pyfuse3.Operations):
         where = self._ino(parent)
         inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         self._opened(fh, flags, inode.ino, ctx)
+        self._volume.pages_kept(fh)
         return FileInfo(fh=fh), self._entry(inode)
 
     @handler
@@ -234,7 +238,8 @@ class FsdOperations(pyfuse3.Operations):
         ino = self._ino(nodeid)
         fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx)
         self._opened(fh, flags, ino, ctx)
-        return FileInfo(fh=fh, keep_cache=self._keep_cache)
+        kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
+        return FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
 
     def _opened(self, fh: int, flags: int, ino: int, ctx: RequestContext) -> None:
         self._openers[fh] = ctx.pid
@@ -362,7 +367,12 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def getxattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> bytes:
         self._check_xattr(name)
-        return self._volume.getxattr(self._ino(nodeid), name)
+        try:
+            return self._volume.getxattr(self._ino(nodeid), name)
+        except PosixError as exc:
+            if name == _LABEL and exc.errno == errno.ENODATA:
+                raise FUSEError(errno.EOPNOTSUPP) from None
+            raise
 
     @handler
     def setxattr(self, nodeid: int, name: bytes, value: bytes, ctx: RequestContext) -> None:

@@ -200,6 +200,14 @@ class Calls:
             if handle.node is node:
                 handle.node = stays
 
+    def pages_kept(self, fh: int) -> bool:
+        """Whether the kernel may keep the pages it has of a file that is opened as `fh`. It drops them when
+        the answer to the open does not say so: from then on they are what is here."""
+        node = self.handle(fh).node
+        kept, node.paged = node.paged, True
+        # With the feed silent nobody tells when they are old; of two numbers the kernel knows two files.
+        return kept and not self.silent and node.ino not in self.core.nodes.also
+
     @staticmethod
     def wait_out(want: Want, result: object = None) -> None:
         """Return when `want` has ended well, raise its error, or park; the call's result is `result` then."""

@@ -372,6 +372,7 @@ class Core:
     def invalidate(self, ino: int, name: bytes | None = None) -> None:
         node = self.nodes.by_ino.get(ino)
         if node is not None:
+            node.paged = node.paged and name is not None
             self.invalidations.extend(Invalidation(number, name) for number in self.nodes.numbers(node))
 
     def drop_unused(self) -> None:

@@ -40,7 +40,8 @@ class Inode:
     `forget`; `handles` counts open handles. `pending` counts own operations not yet acknowledged that
     touch it; while it is not 0 the local state is shown, whatever the server says. `stale`: another mount
     changed it, ask before use. `gone`: it has no name any more, here or on the server. `seen` is the seq
-    its state was read at.
+    its state was read at. `paged`: the pages the kernel may have of its content are what a read would be
+    answered with; what programs of this mount write goes through them.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Inode:
         "names_pending",
         "names_stale",
         "nlink",
+        "paged",
         "parent",
         "parts",
         "pending",
@@ -87,6 +89,8 @@ class Inode:
         self.pending = 0
         self.gone = False
         self.checked = 0.0  # monotonic time of the last answer about it
+        self.paged = False
+        self.cseq = attr.cseq
         # Directories: name -> ino, None for a name known to be absent. `complete`: every name is in it.
         # `used`: the tick its names were last asked for in. Others share empty ones: a third of an inode.
         is_dir = stat.S_ISDIR(attr.mode)
@@ -117,6 +121,8 @@ class Inode:
         self.parent = attr.parent
         self.parts = attr.parts
         self.xattrs = dict(attr.xattrs) if attr.xattrs else None
+        if attr.cseq != (self.cseq if self.content is None else self.content.cseq):
+            self.paged = False
         self.cseq = attr.cseq
         self.born = attr.born
         self.seen = seen
@@ -130,6 +136,7 @@ class Inode:
             if self.is_dir:
                 self.entries.clear()
         if self.content is not None and (back or self.content.void or self.content.cseq != attr.cseq):
+            self.paged = False
             writers = self.content.writers
             self.content = self._fresh_content()
             self.content.writers = writers

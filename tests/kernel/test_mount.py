@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -379,6 +380,56 @@ def test_the_page_cache_keeps_what_did_not_change(place: Place) -> None:
         wait_for(cached, 30, "a read from the page cache")
     finally:
         os.close(fd)
+
+
+def resident(path: Path) -> bool:
+    """Whether all pages of a file are in the kernel once it was opened."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        pages = (len(mapped) + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+        found = ctypes.create_string_buffer(pages)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), found) == 0
+        return all(page & 1 for page in found.raw)
+
+
+def test_the_page_cache_outlives_the_handle(place: Place) -> None:
+    """Of a file nobody changed nothing is read again, whoever opens it; after another mount's change of
+    the same length and with the same time all of it is."""
+    box, other = place.box(), place.box()
+    path, there = box.mountpoint / "f", other.mountpoint / "f"
+    path.write_bytes(b"a" * 10_000)
+    box.drain()
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+
+    def kept() -> bool:
+        assert path.read_bytes() == b"a" * 10_000
+        return resident(path)
+
+    wait_for(kept, 30, "the pages to be kept")
+    wait_for(there.exists, 30, "the file on the other mount")
+    with there.open("r+b") as file:
+        file.write(b"b" * 10_000)
+    os.utime(there, ns=times)
+    other.drain()
+    wait_for(lambda: path.read_bytes() == b"b" * 10_000, 30, "the other mount's change")
+    assert path.stat().st_mtime_ns == times[1]
+
+
+def test_files_without_a_label_are_told_so_once(place: Place) -> None:
+    """`ls -l` asks each file for its SELinux label unless the filesystem has none. One that was set stays."""
+    box = place.box()
+    for name in ("plain", "labelled"):
+        (box.mountpoint / name).write_text("x")
+    with pytest.raises(OSError) as told:
+        os.getxattr(box.mountpoint / "plain", "security.selinux")
+    assert told.value.errno == errno.EOPNOTSUPP
+    os.setxattr(box.mountpoint / "labelled", "security.selinux", b"u:r:t:s0")
+    assert os.getxattr(box.mountpoint / "labelled", "security.selinux") == b"u:r:t:s0"
+    assert "security.selinux" in os.listxattr(box.mountpoint / "labelled")
+    with pytest.raises(OSError) as told:
+        os.getxattr(box.mountpoint / "plain", "security.ima")
+    assert told.value.errno == errno.ENODATA
 
 
 def test_what_is_gone_is_forgotten(place: Place) -> None:

@@ -144,6 +144,9 @@ class TinyVolume:
 
     opendir_flags = 0
 
+    def pages_kept(self, fh: int) -> bool:
+        return False
+
     def opendir(self, ino: int, *caller: object) -> int:
         return self.open(ino, 0)
 
