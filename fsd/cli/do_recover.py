@@ -111,10 +111,10 @@ def not_sent(
     context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote, error: FsdError
 ) -> Document:
     """What was written and cannot be sent: under a writer lease that somebody else took since
-    (`--as-conflicts` sends it), with a token the server does not take any more, to a server that is gone, or to
-    one that went back to an older copy of its data and does not have what this was written on.
+    (`--as-conflicts` sends it), with a token the server does not take any more, to a server that is gone, or
+    to one that went back to an older copy of its data and does not have what this was written on.
     Taken out or dropped, else told. Without a server's word files go as far as the log holds them."""
-    lost = isinstance(error, LeaseLost)
+    lost, other = isinstance(error, LeaseLost), isinstance(error, HistoryChanged)
     value: dict[str, Any] = {
         "status": "lease_lost" if lost else "not_sent",
         "mount_path": args.mount_path,
@@ -134,14 +134,17 @@ def not_sent(
 
         target = Path(args.export).absolute()
         paths = directories if lost else root_alone
-        taken = take_out(wanted, context.host, remote if lost else None, NoCache(), paths, target)
+        # Content is asked for by its hash, so a service with another history may give what it has; names of
+        # directories are asked for by number, and there that may be another one.
+        asked = remote if lost or other else None
+        taken = take_out(wanted, context.host, asked, NoCache(), paths, target)
         value |= {"exported": taken.files, "not_files": taken.names, "incomplete": taken.incomplete}
     elif args.discard and not isinstance(error, Unavailable):
         context.confirm("Drop everything this mount had not sent, for good?", needs_yes=True)
         drop(wanted, context.host)
         return answer(wanted, args, None, {"status": "discarded", "reason": error.message})
     else:
-        if not lost:
+        if not lost and not other:
             error.hint += "; `--export DIR` takes out what was not sent"
             error.hint += "" if isinstance(error, Unavailable) else ", `--discard` drops it"
         raise error

@@ -16,7 +16,7 @@ from typing import Final
 from fsd.kernel.entries import Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.notify import Notifier
-from fsd.model.errors import FsdError
+from fsd.model.errors import FsdError, HistoryChanged
 from fsd.remote.api import Remote
 from fsd.wire.messages import BarrierAsk, FeedPage
 
@@ -67,8 +67,12 @@ class Feed:
             volume = self._machine.volume
             try:
                 page = self._remote.changes(
-                    volume.feed_seq, volume.session, WAIT, volume.root_ino, self._newest_ask
+                    volume.feed_seq, volume.session, WAIT, volume.root_ino, self._newest_ask, volume.core.mark
                 )
+            except HistoryChanged as exc:
+                log.error("%s; this mount is read-only now, and keeps what it has not sent", exc)
+                self._cut_off(exc)
+                return
             except FsdError as exc:
                 log.debug("change feed: %s", exc)
                 _pace.wait(RETRY)
@@ -88,6 +92,16 @@ class Feed:
                 self._silent = False
                 log.info("the change feed answers again")
                 self._machine.post(lambda: self._set_silent(False))
+
+    def _cut_off(self, error: HistoryChanged) -> None:
+        """The service went back to an older copy: there is nothing more to hear of it."""
+
+        def apply() -> None:
+            self._machine.volume.history_changed(error)
+            self._machine.settle()
+            self._machine.pump()
+
+        self._machine.post(apply)
 
     def _have_applied(self, page: FeedPage) -> None:
         """Returns when the FUSE thread has applied `page`: the next question starts behind it. Of one that

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fsd.wire.frame import Blob
-from fsd.wire.messages import Commit, CommitAnswer, FeedPage
+from fsd.wire.messages import NO_MARK, Commit, CommitAnswer, FeedPage, Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Exclusive:
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
     """What a mount tells of itself when its session starts. `host` and `path` name the sandbox and the mount
-    point for people; `remote_path` is the subtree, as text."""
+    point for people; `remote_path` is the subtree, as text. `known`: the newest commit a mount that goes on
+    under another session has seen."""
 
     mount_id: str
     host: str
@@ -40,6 +41,7 @@ class SessionInfo:
     read_only: bool
     version: str
     exclusive: Exclusive | None = None
+    known: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Remote(Protocol):
     """One filesystem on one server. `timeout` is for the whole call, in seconds, connecting included."""
 
     def start_session(self, info: SessionInfo) -> SessionStart:
-        """Raises `LeaseHeld` when it is to be exclusive and cannot be; then there is no session."""
+        """Raises `LeaseHeld` when it is to be exclusive and cannot be, `HistoryChanged`; then there is no
+        session."""
         ...
 
     def renew_lease(self, session: int, fence: int, ttl: float) -> int:
@@ -96,7 +99,8 @@ class Remote(Protocol):
     def report(self, session: int, pending: tuple[int, int, int]) -> None: ...
 
     def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
-        """Send one commit. Raises `SessionForked`, `SessionUnknown` and so on as the server says."""
+        """Send one commit. Raises `SessionForked`, `SessionUnknown`, `HistoryChanged` and so on as the server
+        says."""
         ...
 
     def create_checkpoint(self, ask: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
@@ -137,8 +141,15 @@ class Remote(Protocol):
         ...
 
     def changes(
-        self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None
+        self,
+        after: int,
+        session: int,
+        wait: float,
+        root: int = 0,
+        asked: int | None = None,
+        known: Mark = NO_MARK,
     ) -> FeedPage:
         """The change feed behind `after`; waits up to `wait` seconds for the first change. `root` is the
-        mount's top, `asked` the newest barrier it was asked for (None: it places none)."""
+        mount's top, `asked` the newest barrier it was asked for (None: it places none), `known` the newest
+        commit it has seen. Raises `HistoryChanged`."""
         ...

@@ -42,9 +42,11 @@ from fsd.remote.transport import Answer, Connection
 from fsd.wire.frame import Blob, pack_pieces, unpack
 from fsd.wire.messages import (
     MEDIA_TYPE,
+    NO_MARK,
     Commit,
     CommitAnswer,
     FeedPage,
+    Mark,
     commit_pieces,
     packb,
     read_answer,
@@ -138,6 +140,8 @@ class HttpRemote:
                 session, ticket, next_op = info.exclusive.before
                 asked["before"] = [session, base64.b64encode(ticket).decode(), next_op]
             body["exclusive"] = asked
+        if info.known is not None:
+            body["known"] = list(info.known)
         # The key stays until an answer came: a start whose answer was lost is the same start again.
         if self._starting is None or self._starting[0] != info:
             self._starting = (info, self._host.token_bytes(16).hex())
@@ -289,10 +293,17 @@ class HttpRemote:
         return absent
 
     def changes(
-        self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None
+        self,
+        after: int,
+        session: int,
+        wait: float,
+        root: int = 0,
+        asked: int | None = None,
+        known: Mark = NO_MARK,
     ) -> FeedPage:
         wait = min(wait, FEED_WAIT_MAX)
         path = f"/changes?after={after}&session={session}&wait={wait:g}&root={root}"
+        path += f"&known={known.seq}&known_at={known.at}"
         path += "" if asked is None else f"&asked={asked}"
         raw = self._call("GET", path, [], wait + FEED_SLACK, NS_ANSWER_MAX, timed=False)
         return self._decoded(read_feed, raw)

@@ -59,7 +59,15 @@ from fsd.service.barriers import BarrierAnswer
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
 from fsd.wire.frame import pack
-from fsd.wire.messages import MEDIA_TYPE, FeedPage, packb, read_commit, read_frame, unpackb
+from fsd.wire.messages import (
+    MEDIA_TYPE,
+    FeedPage,
+    Mark,
+    packb,
+    read_commit,
+    read_frame,
+    unpackb,
+)
 
 T = TypeVar("T")
 
@@ -79,7 +87,7 @@ async def start_session(request: Request) -> Response:
     ctx = context(request)
     fs, who = await ctx.who(request)
     body, raw = await read_json(request)
-    only(body, "mount_id", "host", "path", "remote_path", "read_only", "version", "exclusive")
+    only(body, "mount_id", "host", "path", "remote_path", "read_only", "version", "exclusive", "known")
     texts = {name: string(body, name) for name in ("mount_id", "host", "path", "remote_path", "version")}
     if not texts["mount_id"]:
         raise UsageError("mount_id is missing")
@@ -93,11 +101,12 @@ async def start_session(request: Request) -> Response:
     )
 
     exclusive = read_exclusive(body.get("exclusive"), info.remote_path)
+    known = _known(body.get("known"))
     call = idempotent_call(request, who.token_id, raw)
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
-        made = service.sessions.begin(tx, fs, info, who)
+        made = service.sessions.begin(tx, fs, info, who, known)
         lease = None
         if exclusive is not None:
             lease = service.leases.take(tx, fs, made.session, info.host, info.path, exclusive)
@@ -213,6 +222,11 @@ async def changes(request: Request) -> Response:
     session = query_int(request, "session", 0, 0, _SESSION_MAX)
     root = query_int(request, "root", 0, 0, _COUNT_MAX)
     wait = query_seconds(request, "wait", FEED_WAIT_MAX)
+    known = None
+    if "known" in request.query_params:
+        known = Mark(
+            query_int(request, "known", 0, 0, _SEQ_MAX), query_int(request, "known_at", 0, 0, _COUNT_MAX)
+        )
     told = "asked" in request.query_params  # else the reader knows nothing of barriers
     asked = query_int(request, "asked", 0, 0, _SEQ_MAX)
     subject = ("fs", fs.id)
@@ -221,7 +235,7 @@ async def changes(request: Request) -> Response:
 
     def look() -> FeedPage:
         ctx.authenticate(request)
-        page = ctx.service.feed.read(fs, after, root)
+        page = ctx.service.feed.read(fs, after, root, known)
         asks = ctx.service.barriers.asks(fs, session, asked) if session and told else ()
         return page._replace(asks=asks, space=_space(ctx))
 
@@ -330,6 +344,18 @@ async def _hot(
     await hold_large(request, limit)
     large = await read_body(request, limit)
     return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
+
+
+def _known(given: Any) -> Mark | None:
+    if given is None:
+        return None
+    if (
+        not isinstance(given, list)
+        or len(given) != 2
+        or not all(type(one) is int and 0 <= one < _COUNT_MAX for one in given)
+    ):
+        raise UsageError("known is [seq, time of that commit]")
+    return Mark(given[0], given[1])
 
 
 def _raw(body: bytes) -> Response:

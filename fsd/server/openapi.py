@@ -292,7 +292,8 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("GET", _ID + "/changes"): Says(
         "token",
         {200: MEDIA_TYPE},
-        {"after": "integer", "session": "integer", "wait": "number", "root": "integer", "asked": "integer"},
+        {"after": "integer", "session": "integer", "wait": "number", "root": "integer", "asked": "integer"}
+        | {"known": "integer", "known_at": "integer"},
     ),
     **{
         ("POST", f"/v1/checkpoints/{op}"): Says("token", {200: "Result"}, _SHOWING.get(op, {}), body)

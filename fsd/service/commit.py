@@ -41,7 +41,7 @@ from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold_tree
 from fsd.service.conflicts import note
 from fsd.service.decide import apply
-from fsd.service.feed import Feed
+from fsd.service.feed import Feed, check_past
 from fsd.service.packs import Packs, Prepared
 from fsd.service.rules import NeedFull, Refuse, Rules
 from fsd.service.rules_content import NeedFold, check
@@ -157,6 +157,7 @@ class Commits:
             session.prev_digest,
         ):
             return read_answer(session.prev_answer), False
+        check_past(tx, fs, state.seq, commit.known)
         seen = [op for op in work.ops if op.opno < session.next_op]
         seen, told, told_seq = _match(tx, session, seen, work.digests)
         if commit.ticket != session.ticket and not seen:
@@ -179,7 +180,8 @@ class Commits:
         now = self._host.wall_ns()
         guard = guard_of(tx, fs.id, rules.view, session.writers, session.id, commit.fence, now)
         outcomes, done, need_full = _apply(rules, rest, {**work.refused, **refused}, guard)
-        moved = self._write(tx, fs, state, rules, session.id)
+        made_at = self._write(tx, fs, state, rules, session.id)
+        moved = made_at is not None
         next_op = done[-1].opno + 1 if done else session.next_op
         seq = state.seq + 1 if moved else state.seq
         if rules.put_beside:
@@ -195,7 +197,9 @@ class Commits:
             )
         ticket = self._host.token_bytes(TICKET)
         made = None if need_full else self._checkpoint(tx, fs, commit, outcomes, who)
-        answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full, made)
+        # An older client does not read `at`.
+        at = made_at or 0 if commit.known is not None else 0
+        answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full, made, at)
         self._note(tx, session, work, done, outcomes, answer)
         return answer, moved
 
@@ -237,20 +241,20 @@ class Commits:
             folds=folding.folds,
         )
 
-    def _write(self, tx: Tx, fs: FsRef, state: FsState, rules: Rules, session: int) -> bool:
-        """Write what the rules changed as one commit; whether there was anything."""
+    def _write(self, tx: Tx, fs: FsRef, state: FsState, rules: Rules, session: int) -> int | None:
+        """Write what the rules changed as one commit; its time, None: there was nothing."""
         seq = state.seq + 1
         written = rows.write(tx, rules.view, fs.id, seq, state.pinned)
         _store_redirects(tx, rules)
         if not written.anything:
-            return False
+            return None
         self._packs.adjust(tx, fs.id, written.refs)
-        self._feed.append(tx, fs.id, seq, session, written.changed_inos, written.changed_names)
+        at = self._feed.append(tx, fs.id, seq, session, written.changed_inos, written.changed_names)
         tx.execute(
             "UPDATE fs SET seq=?, storage_bytes=storage_bytes+?, file_count=file_count+? WHERE id=?",
             (seq, written.storage_bytes, written.inodes, fs.id),
         )
-        return True
+        return at
 
     def _note(
         self,
@@ -316,7 +320,7 @@ class Commits:
             self._apply_all(tx, fs, view, ops, prepared)
             # Before the rows are written, so that `after` may also write: it sees the view, not the rows.
             result = None if after is None else after(view)
-            moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
+            moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0) is not None
             return state.seq + 1 if moved else state.seq, result, moved
 
         seq, result, moved = self.when_copied(fs, lambda: self._db.write(run))
@@ -333,7 +337,7 @@ class Commits:
         state = lock(tx, fs)
         view = self._direct_view(tx, fs, state)
         self._apply_all(tx, fs, view, ops, prepared)
-        moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
+        moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0) is not None
         return state.seq + 1 if moved else state.seq, moved
 
     def write_view(self, tx: Tx, fs: FsRef, view: View) -> tuple[int, bool]:
@@ -341,7 +345,7 @@ class Commits:
         next seq; the blobs it names are stored."""
         state = lock(tx, fs)
         assert view.seq == state.seq + 1, "the view is of the locked state"
-        moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0)
+        moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0) is not None
         return state.seq + 1 if moved else state.seq, moved
 
     def new_ino(self) -> int:

@@ -15,15 +15,17 @@ import msgpack
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
+from fsd.model.errors import HistoryChanged
 from fsd.model.limits import FEED_PAGE_MAX, FEED_TOLD_MAX, FEED_WAIT_MAX, MIB
 from fsd.service.access import FsRef, no_file_system
 from fsd.service.view import NameKey
 from fsd.service.writers import seen
-from fsd.wire.messages import Change, FeedPage
+from fsd.wire.messages import Change, FeedPage, Mark
 
 KEEP_ROWS: Final = 100_000
 KEEP_NS: Final = 7 * 24 * 3600 * 10**9
 RECHECK: Final = 0.2
+MADE_AT: Final = "SELECT at FROM change WHERE fs=? AND seq=?"
 PRUNE_EVERY: Final = 256  # commits of a filesystem between two prunings
 _PRUNE_ROWS: Final = 4 * PRUNE_EVERY  # at most so many rows go at a time
 _STEP: Final = 50  # rows read at a time: one can be 100 KiB; divides FEED_PAGE_MAX
@@ -68,11 +70,13 @@ class Feed:
             raise no_file_system(fs.name)
         return int(row[0])
 
-    def page(self, fs: FsRef, after: int, wait: float = 0.0, root: int = 0) -> FeedPage:
+    def page(
+        self, fs: FsRef, after: int, wait: float = 0.0, root: int = 0, known: Mark | None = None
+    ) -> FeedPage:
         """As `read`; waits up to `wait` seconds while there are no changes. Blocks its thread."""
         deadline = self._host.monotonic() + min(wait, FEED_WAIT_MAX)
         while True:
-            page = self.read(fs, after, root)
+            page = self.read(fs, after, root, known)
             left = deadline - self._host.monotonic()
             if page.changes or page.reset or left <= 0:
                 return page
@@ -80,18 +84,19 @@ class Feed:
                 if self._heads.get(fs.id, 0) <= after:
                     self._changed.wait(min(left, RECHECK))
 
-    def read(self, fs: FsRef, after: int, root: int = 0) -> FeedPage:
-        """Changes behind `after` as they are now; never waits. `root`: the directory the reader mounts."""
+    def read(self, fs: FsRef, after: int, root: int = 0, known: Mark | None = None) -> FeedPage:
+        """Changes behind `after` as they are now; never waits. `root`: the directory the reader mounts,
+        `known`: what it has seen (None: an older reader, which is told no mark). Raises `HistoryChanged`."""
 
         def look(tx: Tx) -> FeedPage:
-            page, writers = _read(tx, fs, after)
+            page, writers = _read(tx, fs, after, known)
             return page._replace(leases=seen(tx, fs.id, self._host.wall_ns(), root)) if writers else page
 
         return self._db.read(look)
 
-    def append(self, tx: Tx, fs: int, seq: int, session: int, inos: list[int], names: list[NameKey]) -> None:
-        """The change row of commit `seq`; now and then the oldest rows go. Of more than FEED_TOLD_MAX changes
-        it says nothing: an empty row tells readers to start over."""
+    def append(self, tx: Tx, fs: int, seq: int, session: int, inos: list[int], names: list[NameKey]) -> int:
+        """Writes the change row of commit `seq`; its time. Now and then the oldest rows go. Of more than
+        FEED_TOLD_MAX changes it says nothing: an empty row tells readers to start over."""
         now = self._host.wall_ns()
         told = len(inos) + len(names) <= FEED_TOLD_MAX
         what = msgpack.packb((inos, names), use_bin_type=True) if told else b""
@@ -101,6 +106,7 @@ class Feed:
         )
         if seq % PRUNE_EVERY == 0 and seq > KEEP_ROWS:
             self._prune(tx, fs, seq, now)
+        return now
 
     def _prune(self, tx: Tx, fs: int, seq: int, now: int) -> None:
         oldest = tx.one("SELECT min(seq) FROM change WHERE fs=?", (fs,))
@@ -116,12 +122,37 @@ class Feed:
         tx.execute("DELETE FROM gone WHERE fs=? AND seq<=?", (fs, last))
 
 
-def _read(tx: Tx, fs: FsRef, after: int) -> tuple[FeedPage, int]:
+def check_past(tx: Tx, fs: FsRef, head: int, known: Mark | None) -> None:
+    """Raises `HistoryChanged` when the commit `known` is not one of this history: the service has gone back
+    to an older copy. Where its row was pruned nobody can tell."""
+    if known is None or not known.seq:
+        return
+    at = _made_at(tx, fs, known.seq)
+    if known.seq > head or at not in (None, known.at):
+        raise HistoryChanged(
+            f"the service went back to an older copy of its data: it does not have commit {known.seq} of "
+            f"{fs.name} as this client has seen it"
+        )
+
+
+def _made_at(tx: Tx, fs: FsRef, seq: int) -> int | None:
+    row = tx.one(MADE_AT, (fs.id, seq))
+    return None if row is None else int(row[0])
+
+
+def _read(tx: Tx, fs: FsRef, after: int, known: Mark | None) -> tuple[FeedPage, int]:
     """The page without leases, and how many writer leases there may be."""
     row = tx.one("SELECT seq, writers FROM fs WHERE id=? AND status='active'", (fs.id,))
     if row is None:
         raise no_file_system(fs.name)
-    return _changes(tx, fs, after, int(row[0])), int(row[1])
+    head = int(row[0])
+    check_past(tx, fs, head, known)
+    page = _changes(tx, fs, after, head)
+    newest = page.changes[-1].seq if page.changes else head
+    if known is not None and newest > known.seq:
+        at = _made_at(tx, fs, newest)
+        page = page if at is None else page._replace(mark=Mark(newest, at))
+    return page, int(row[1])
 
 
 def _changes(tx: Tx, fs: FsRef, after: int, head: int) -> FeedPage:

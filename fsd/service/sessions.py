@@ -18,6 +18,8 @@ from fsd.meta.database import Database, Tx
 from fsd.model.errors import NoSpace, SessionUnknown, UsageError
 from fsd.model.limits import LIST_PAGE_MAX, SESSION_BITS
 from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
+from fsd.service.feed import check_past
+from fsd.wire.messages import Mark
 
 LOST_AFTER: Final = 90.0  # seconds without a sign of life: three long polls
 SEEN_EVERY: Final = 10.0  # a sign of life is written at most so often
@@ -75,18 +77,24 @@ class Sessions:
         self._db = db
         self._host = host
 
-    def start(self, fs: FsRef, info: SessionInfo, who: Grant = ADMIN_GRANT) -> SessionStart:
+    def start(
+        self, fs: FsRef, info: SessionInfo, who: Grant = ADMIN_GRANT, known: Mark | None = None
+    ) -> SessionStart:
         """Open a session. Raises `UsageError` for texts too long, `NoSpace` after 2^23 sessions."""
-        return self._db.write(lambda tx: self.begin(tx, fs, info, who))
+        return self._db.write(lambda tx: self.begin(tx, fs, info, who, known))
 
-    def begin(self, tx: Tx, fs: FsRef, info: SessionInfo, who: Grant) -> SessionStart:
-        """As `start`, in the caller's transaction."""
+    def begin(
+        self, tx: Tx, fs: FsRef, info: SessionInfo, who: Grant, known: Mark | None = None
+    ) -> SessionStart:
+        """As `start`, in the caller's transaction. `known`: what a mount that goes on under a new session has
+        seen. Raises `HistoryChanged`."""
         for text in (info.mount_id, info.host, info.path, info.remote_path, info.version):
             if len(text) > _TEXT_MAX or "\0" in text:
                 raise UsageError("a session's texts have at most 4096 characters and no NUL")
         ticket = self._host.token_bytes(TICKET)
         now = self._host.wall_ns()
         seq, _ = hold(tx, fs, who)
+        check_past(tx, fs, seq, known)
         previous = tx.one(
             f"SELECT {_SHOWN} FROM session WHERE fs=? AND mount_id=? ORDER BY id DESC LIMIT 1",
             (fs.id, info.mount_id),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fsd.model.errors import (
     FsdError,
+    HistoryChanged,
     IntegrityError,
     LeaseHeld,
     LeaseLost,
@@ -45,7 +46,7 @@ from fsd.vfs.resession import SessionJob, session_info, switch
 from fsd.vfs.twins import meet
 from fsd.vfs.types import FAST, Cache
 from fsd.wire.frame import Blob
-from fsd.wire.messages import Commit, CommitAnswer, make_commit
+from fsd.wire.messages import Commit, CommitAnswer, Mark, make_commit
 
 COMMIT_TIMEOUT: Final = 60.0
 RETRY_FIRST: Final = 0.1
@@ -221,6 +222,7 @@ class Committer:
             list(blobs.values()),
             self.cutter.asked_with(batch),
             core.fence,
+            core.mark,
         )
 
     # answers -----------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class Committer:
         core.reason = error.message
         delay = self.delay
         self.delay = min(RETRY_MAX, self.delay * 2)
-        if isinstance(error, LeaseLost):
+        if isinstance(error, LeaseLost | HistoryChanged):
             core.fence_off(error)
             return
         if isinstance(job, SessionJob) and isinstance(error, LeaseHeld):
@@ -391,13 +393,15 @@ class Committer:
         if answer.need_full:
             acked = min(acked, answer.need_full + core.shift)
         try:
-            core.record(ACK, 0, 0, [packb(Ack(answer.seq, answer.ticket, acked, local))])
+            core.record(ACK, 0, 0, [packb(Ack(answer.seq, answer.ticket, acked, local, answer.at))])
         except NoSpace as exc:
             self.on_full_disk(exc)
             return
         self.answer = self.commit = None
         core.ticket, core.acked = answer.ticket, max(core.acked, acked)
         core.seq = max(core.seq, answer.seq)
+        if answer.at and answer.seq > core.mark.seq:
+            core.mark = Mark(answer.seq, answer.at)
         if outcomes:
             core.surprises.add(answer.seq)
             core.feed_seq = min(core.feed_seq, answer.seq - 1)  # read again if it was read as known

@@ -13,7 +13,7 @@ from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
-from fsd.model.errors import FsdError, LeaseLost, NoSpace
+from fsd.model.errors import FsdError, HistoryChanged, LeaseLost, NoSpace
 from fsd.model.limits import BLOCK, MIB
 from fsd.model.space import NOMINAL
 from fsd.vfs.blocklists import BlockLists
@@ -25,7 +25,7 @@ from fsd.vfs.recent import Recent
 from fsd.vfs.records import FORMAT, State, packb
 from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
 from fsd.vfs.wiremap import WireMap
-from fsd.wire.messages import LeaseSeen
+from fsd.wire.messages import NO_MARK, LeaseSeen
 
 RENEW: Final = 8 * MIB  # a log of which nothing is needed begins anew above this
 
@@ -60,6 +60,7 @@ class Core:
         self.counter = 0
         self.seq = 0  # newest seq heard of
         self.feed_seq = 0  # the change feed is applied up to here
+        self.mark = NO_MARK  # the newest commit seen, shown with what is sent: no other history takes it
         self.surprises: set[int] = set()  # own commits of which the server made something else
         # Pairs of inodes that turned out to be one: the second is still to be joined or set apart (`twins`).
         self.met: list[tuple[int, int]] = []
@@ -85,7 +86,8 @@ class Core:
         self.no_space: NoSpace | None = None  # the last time the disk under the log was full
         self.down = False  # the last question or commit found no server
         self.fence = 0  # of this mount's writer lease, 0: it has none
-        self.fenced: LeaseLost | None = None  # the lease is somebody else's: nothing is sent any more
+        # The lease is somebody else's, or the server's history is another one: nothing is sent any more.
+        self.fenced: LeaseLost | HistoryChanged | None = None
         # Writer leases of others: tops of subtrees in local numbers, and what lies all of this mount under.
         self.leases: dict[int, str] = {}
         self.leases_told: tuple[LeaseSeen, ...] = ()
@@ -167,6 +169,7 @@ class Core:
                 self.options.file_system,
                 self.options.mount_id,
                 self.fence,
+                self.mark,
             )
         )
 
@@ -343,8 +346,9 @@ class Core:
             waiting.want.end(error)
         self.commit_wants = []
 
-    def fence_off(self, error: LeaseLost) -> None:
-        """The writer lease is somebody else's now. What is here stays here, and nothing more comes to it."""
+    def fence_off(self, error: LeaseLost | HistoryChanged) -> None:
+        """The writer lease is somebody else's now, or the service went back to an older copy. What is here
+        stays here, and nothing more comes to it."""
         self.fenced, self.guarded = error, True
         self.reason = error.message
         self.fail_commit_wants(error)

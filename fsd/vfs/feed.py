@@ -21,6 +21,10 @@ class Feed:
         if page.leases != core.leases_told:
             core.see_leases(page.leases)
         core.space = page.space or core.space
+        if page.mark is not None and page.mark.seq > core.mark.seq:
+            core.mark = page.mark
+            # Of own commits the answers say it.
+            core.unsaid |= page.reset or any(one.session != core.session for one in page.changes)
         if page.reset:
             core.feed_seq = page.head
             return self.forget_everything(page.head)

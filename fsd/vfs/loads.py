@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fsd.model.attrs import Attr, Entry
 from fsd.model.blocks import decode as decode_parts
-from fsd.model.errors import FsdError, Unavailable
+from fsd.model.errors import FsdError, HistoryChanged, Unavailable
 from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, NS_BATCH_MAX
 from fsd.remote.api import Remote
 from fsd.vfs.build import fetcher
@@ -268,6 +268,12 @@ class Loader:
             self.core.jobs.append(AskJob(tuple(batch)))
         while self.blob_queue:
             hashes, self.blob_queue = (
+        if isinstance(self.core.fenced, HistoryChanged):
+            # The numbers mean something else there. What is known goes on being shown.
+            self.core.down = True
+            for asked in self.waiting:
+                self._end(asked, None if asked.soft else self.core.fenced)
+            self.waiting = []
                 self.blob_queue[: BLOBS_GET_MAX // 16],
                 self.blob_queue[BLOBS_GET_MAX // 16 :],
             )

@@ -148,6 +148,7 @@ def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, left: 
             # Who else is exclusive here, what room there is: known before the first call, not a little later.
             page = remote.changes(core.feed_seq, core.session, 0.0, core.root_ino)
             core.see_leases(page.leases)
+            core.mark = page.mark or core.mark
             core.space = page.space or core.space
         core.log.rotate(core.state())
         core.log.sync()

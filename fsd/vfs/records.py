@@ -16,7 +16,7 @@ from fsd.model.ops import Create, Op, Outcome, decode_one
 from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
-FORMAT: Final = 2  # 2: `State.fence`
+FORMAT: Final = 3  # 2: `State.fence`; 3: `State.mark`, `Ack.at`
 TIME: Final = struct.Struct(">QB")  # before the data of a WRITE: time of the change, 1 for an append
 
 
@@ -26,7 +26,8 @@ class State(NamedTuple):
     `ticket` is the next commit's; `shift` is what to subtract from a local operation number to get the one on
     the wire; `wire` maps local inode numbers to those on the wire where they differ. `acked` is one more
     than the newest acknowledged operation (local number). `boot` is the kernel's boot id. `fence` is that of
-    the writer lease the operations are made under, 0: under none.
+    the writer lease the operations are made under, 0: under none. `mark` is the newest commit seen, and its
+    time: what shows a service that went back to an older copy.
     """
 
     format: int
@@ -39,6 +40,7 @@ class State(NamedTuple):
     file_system: str
     mount_id: str
     fence: int = 0
+    mark: tuple[int, int] = (0, 0)
 
 
 class Base(NamedTuple):
@@ -83,12 +85,14 @@ class Reserved(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A commit was answered: operations below `acked` (local number) are done, as of `seq`."""
+    """A commit was answered: operations below `acked` (local number) are done, as of `seq`, which was made
+    `at` (0: it was not made by this commit)."""
 
     seq: int
     ticket: bytes
     acked: int
     outcomes: tuple[Outcome, ...]
+    at: int = 0
 
 
 class Cancel(NamedTuple):
@@ -183,8 +187,8 @@ def read_reserved(raw: bytes) -> Reserved:
 
 
 def read_ack(raw: bytes) -> Ack:
-    seq, ticket, acked, outcomes = _load(raw)
-    return Ack(seq, ticket, acked, tuple(Outcome._make(o) for o in outcomes))
+    seq, ticket, acked, outcomes, *at = _load(raw)
+    return Ack(seq, ticket, acked, tuple(Outcome._make(o) for o in outcomes), *at)
 
 
 def read_cancel(raw: bytes) -> Cancel:

@@ -31,7 +31,7 @@ from fsd.vfs.replay import Event, Past, Replay
 from fsd.vfs.twins import apart
 from fsd.vfs.types import Cache, VolumeOptions
 from fsd.vfs.volume import Volume
-from fsd.wire.messages import ATTRS, BLOCKS
+from fsd.wire.messages import ATTRS, BLOCKS, Mark
 
 # Inode numbers made by a recovery: far above those the run itself can have used.
 RECOVERY_COUNTER: Final = 1 << 39
@@ -144,6 +144,9 @@ class Recovery:
     def _send(self, log: Log, replay: Replay) -> Report:
         assert replay.state is not None
         report = Report(replay.state.session)
+        mark = Mark(*replay.state.mark)
+        # Before anything is made of it: `HistoryChanged` is the reason then, not what is missing for it.
+        self.remote.changes(mark.seq, replay.state.session, 0.0, known=mark)
         if replay.doubtful:
             self._drop_older(replay, report)
         volume = rebuild(self.options, self.host, log, replay, report)
@@ -243,7 +246,7 @@ def rebuild(options: VolumeOptions, host: Host, log: Log, replay: Replay, report
     core.recovering = True
     core.lost_after = replay.top if replay.doubtful else 0
     core.session, core.ticket = replay.state.session, replay.state.ticket
-    core.fence = replay.state.fence
+    core.fence, core.mark = replay.state.fence, Mark(*replay.state.mark)
     core.shift, core.acked, core.wire = replay.state.shift, replay.acked, replay.wire
     core.next_op = max(replay.top + 1, replay.acked)
     if replay.doubtful:

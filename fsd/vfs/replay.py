@@ -271,6 +271,8 @@ class Replay:
     def _ack(self, ack: Ack) -> None:
         assert self.state is not None, "a log begins with its state"
         self.state = self.state._replace(ticket=ack.ticket)
+        if ack.at > 0 and ack.seq > self.state.mark[0]:
+            self.state = self.state._replace(mark=(ack.seq, ack.at))
         outcomes = {o.opno: o for o in ack.outcomes}
         for opno in sorted(self.ops):
             if opno >= ack.acked:

@@ -41,6 +41,7 @@ def session_info(core: Core) -> SessionInfo:
         options.read_only,
         options.version,
         exclusive,
+        core.mark if core.mark.seq else None,
     )
 
 

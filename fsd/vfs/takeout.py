@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fsd.host.files import fsync_dir, write_all
 from fsd.host.seam import Host
-from fsd.model.errors import Conflict
+from fsd.model.errors import Conflict, IntegrityError
 from fsd.model.limits import MIB
 from fsd.model.ops import Create
 from fsd.remote.api import Remote
@@ -146,7 +146,7 @@ class _TakeOut:
                 read = partial(volume.read, handle, at, MIB)
                 try:
                     data = read() if driver is None else driver.call(read)
-                except Park:
+                except (Park, IntegrityError):
                     whole = False
                     data = self.changed(node, at, min(MIB, node.size - at))
                 write_all(fd, memoryview(data))

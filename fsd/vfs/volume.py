@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from fsd.model.errors import FsdError, InternalError, LeaseLost, Unavailable
+from fsd.model.errors import FsdError, HistoryChanged, InternalError, LeaseLost, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.core import RENEW, Core
@@ -179,7 +179,13 @@ class Volume(FileCalls):
 
     def told_more(self, page: FeedPage) -> bool:
         """Whether `page` tells other writer leases or another room than the last one applied. Any thread."""
-        return page.leases != self.core.leases_told or page.space not in (None, self.core.space)
+        core = self.core
+        return page.leases != core.leases_told or page.space not in (None, core.space) or bool(page.mark)
+
+    def history_changed(self, error: HistoryChanged) -> None:
+        """The service is not the one any more whose files these are. Nothing is sent or asked from now on."""
+        if self.core.fenced is None:
+            self.core.fence_off(error)
 
     # the writer lease --------------------------------------------------------------------------------
     def lease_kept(self, session: int, fence: int) -> None:
@@ -257,7 +263,7 @@ class Volume(FileCalls):
             path = path or core.nodes.path(ino, core.root_ino)
         if not path and head is not None and head.op is not None:
             path = core.nodes.path(head.op.ino, core.root_ino)
-        reason = core.reason if head is not None or files else ""
+        reason = core.reason if head is not None or files or core.fenced is not None else ""
         if core.refused:
             reason = reason or f"the server refused {core.refused} operations (fsd recover)"
         oldest = max(0.0, core.now() - min(since)) if since else 0.0

@@ -35,13 +35,26 @@ def unpackb(raw: bytes, what: str) -> Any:
         raise UsageError(f"{what} cannot be read") from exc
 
 
+class Mark(NamedTuple):
+    """A commit of the filesystem and when it was made, ns. Whoever shows it proves to have seen this very
+    history, and not one that ended when the service went back to an older copy of its data. `seq` 0: it has
+    seen none."""
+
+    seq: int
+    at: int
+
+
+NO_MARK: Final = Mark(0, 0)
+
+
 class Commit(NamedTuple):
     """A commit request. `ticket` is the one the last commit (or the session's start) answered; `ops_raw` the
     encoded operations; `digest` SHA-256 over it. `pending` is (operations, files, bytes) left behind it, for
     the server's record of the session. `blobs` travel in the same body, at most COMMIT_BLOBS_MAX.
     `checkpoint` asks for one of the state after it: the fields of POST …/checkpoints, and `partial`, which
     allows it though operations were refused. It is made in the same transaction, if all were done. `fence`:
-    that of the writer lease the operations were made under, 0: under none."""
+    that of the writer lease the operations were made under, 0: under none. `known`: the newest commit they
+    were made on; None: an older client's."""
 
     session: int
     ticket: bytes
@@ -51,6 +64,7 @@ class Commit(NamedTuple):
     blobs: list[Blob]
     checkpoint: dict[str, Any] | None = None
     fence: int = 0
+    known: Mark | None = None
 
     @property
     def ops(self) -> list[Op]:
@@ -65,9 +79,11 @@ def make_commit(
     blobs: list[Blob],
     checkpoint: dict[str, Any] | None = None,
     fence: int = 0,
+    known: Mark | None = None,
 ) -> Commit:
     raw = encode_all(ops)
-    return Commit(session, ticket, raw, hashlib.sha256(raw).digest(), pending, blobs, checkpoint, fence)
+    digest = hashlib.sha256(raw).digest()
+    return Commit(session, ticket, raw, digest, pending, blobs, checkpoint, fence, known)
 
 
 def commit_pieces(commit: Commit) -> list[bytes]:
@@ -84,6 +100,8 @@ def commit_pieces(commit: Commit) -> list[bytes]:
         header["checkpoint"] = commit.checkpoint
     if commit.fence:
         header["fence"] = commit.fence
+    if commit.known is not None:
+        header["known"] = commit.known
     return pack_pieces(header, commit.blobs)
 
 
@@ -112,6 +130,7 @@ def read_commit(body: bytes) -> Commit:
             blobs,
             _asked(header.get("checkpoint")),
             _count(header.get("fence", 0)),
+            _mark(header.get("known")),
         )
         version = header["v"]
     except (KeyError, TypeError, ValueError) as exc:
@@ -134,7 +153,8 @@ class CommitAnswer(NamedTuple):
     seq is `seq` too. `missing` not empty: nothing was applied, send these blobs first (ticket unchanged).
     `need_full`: operations before this number were applied as told; this content operation meets a
     conflict and must be sent again with its full block list; 0 otherwise. `checkpoint`: the one that was
-    asked for, or {"error": …} why it was not made; None: not asked for, or not everything was done.
+    asked for, or {"error": …} why it was not made; None: not asked for, or not everything was done. `at`:
+    when `seq` was made, ns, for `Mark`; 0: this commit did not make it, or the client is an older one.
     """
 
     seq: int
@@ -144,10 +164,12 @@ class CommitAnswer(NamedTuple):
     missing: tuple[bytes, ...]
     need_full: int
     checkpoint: dict[str, Any] | None = None
+    at: int = 0
 
     def encode(self) -> bytes:
-        # Six fields as ever where there is no checkpoint: an older client reads those.
-        return packb(self if self.checkpoint is not None else self[:6])
+        # What stands at the end is left out where there is nothing to say: an older client reads that.
+        said = 8 if self.at else 7 if self.checkpoint is not None else 6
+        return packb(self[:said])
 
 
 def read_answer(raw: bytes) -> CommitAnswer:
@@ -162,7 +184,8 @@ def read_answer(raw: bytes) -> CommitAnswer:
             tuple(Outcome._make(one) for one in outcomes),
             tuple(_exact(one, bytes) for one in missing),
             _exact(need_full, int),
-            _exact(more[0], dict) if more else None,
+            _exact(more[0], dict) if more and more[0] is not None else None,
+            _count(more[1]) if len(more) > 1 else 0,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("the answer to a commit is no answer (cut or changed on the way)") from exc
@@ -173,6 +196,13 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _COUNT_MAX:
         raise ValueError("a count is out of range")
     return value
+
+
+def _mark(value: Any) -> Mark | None:
+    if value is None:
+        return None
+    seq, at = value
+    return Mark(_count(seq), _count(at))
 
 
 def _asked(value: Any) -> dict[str, Any] | None:
@@ -249,7 +279,8 @@ class FeedPage(NamedTuple):
     """`head` is the filesystem's seq when read. `reset`: the reader is too far behind; it forgets what it
     knows and continues from `head`. `leases`: the writer leases that bind now, all of them. `asks`: barriers
     the reader's session is asked for and has not answered, those it has not seen (its `asked`). `space`: the
-    room the server has for bytes; None: it does not say."""
+    room the server has for bytes; None: it does not say. `mark`: the newest commit the page tells of, where
+    the reader does not know it."""
 
     head: int
     changes: tuple[Change, ...]
@@ -257,10 +288,11 @@ class FeedPage(NamedTuple):
     leases: tuple[LeaseSeen, ...] = ()
     asks: tuple[BarrierAsk, ...] = ()
     space: Space | None = None
+    mark: Mark | None = None
 
     def encode(self) -> bytes:
         # What stands at the end is left out where there is nothing to say.
-        said = 6 if self.space else 5 if self.asks else 4 if self.leases else 3
+        said = 7 if self.mark else 6 if self.space else 5 if self.asks else 4 if self.leases else 3
         return packb(self[:said])
 
 
@@ -274,7 +306,8 @@ def read_feed(raw: bytes) -> FeedPage:
             _exact(reset, bool),
             tuple(LeaseSeen._make(lease) for lease in more[0]) if more else (),
             tuple(BarrierAsk._make(ask) for ask in more[1]) if len(more) > 1 else (),
-            Space._make(_count(one) for one in more[2]) if len(more) > 2 else None,
+            Space._make(_count(one) for one in more[2]) if len(more) > 2 and more[2] is not None else None,
+            _mark(more[3]) if len(more) > 3 else None,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("a page of the change feed is no answer (cut or changed on the way)") from exc

@@ -19,7 +19,7 @@ from fsd.host.seam import Host
 from fsd.meta import postgresql, sqlite
 from fsd.meta.database import Database, open_database
 from fsd.meta.sql import MAX, in_list, values_list
-from fsd.service import barriers, conflicts, difference, history, native, pins, queries, restore, rows
+from fsd.service import barriers, conflicts, difference, feed, history, native, pins, queries, restore, rows
 from fsd.service.audit import audit
 from fsd.service.open import ServiceOptions, open_service
 
@@ -150,6 +150,7 @@ INODE_AT = (
             native.LIST_THREAD_SQL,
             ["SEARCH checkpoint USING INDEX checkpoint_thread (fs=? AND thread=? AND rowid<?)"],
         ),
+        (feed.MADE_AT, ["SEARCH change USING PRIMARY KEY (fs=? AND seq=?)"]),
         (history.PINS_SQL, ["SEARCH pin USING INDEX pin_seq (fs=? AND seq<?)"]),
         (
             barriers.ASKS_SQL,

@@ -210,7 +210,8 @@ class Client:
     def feed(self) -> None:
         """Take in what others changed."""
         volume, feed = self.volume, self.remote.service.feed
-        volume.apply_feed(feed.page(self.remote.fs, volume.feed_seq, 0.0, volume.root_ino))
+        page = feed.page(self.remote.fs, volume.feed_seq, 0.0, volume.root_ino, volume.core.mark)
+        volume.apply_feed(page)
 
     def view(self) -> dict[str, tuple[Any, ...]]:
         """The tree as programs see it, in the form of `Tree.walk`."""

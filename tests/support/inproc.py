@@ -19,7 +19,17 @@ from fsd.service.open import Service
 from fsd.service.sessions import SessionInfo as ServerInfo
 from fsd.wire import messages
 from fsd.wire.frame import Blob
-from fsd.wire.messages import Commit, CommitAnswer, FeedPage, commit_pieces, packb, read_answer, read_commit
+from fsd.wire.messages import (
+    NO_MARK,
+    Commit,
+    CommitAnswer,
+    FeedPage,
+    Mark,
+    commit_pieces,
+    packb,
+    read_answer,
+    read_commit,
+)
 
 
 def no_fault(route: str) -> str:
@@ -56,7 +66,10 @@ class InProcess:
         fence = [0]
 
         def begin(tx: Tx) -> Any:
-            made, want = self.service.sessions.begin(tx, self.fs, given, ADMIN_GRANT), info.exclusive
+            made, want = (
+                self.service.sessions.begin(tx, self.fs, given, ADMIN_GRANT, info.known),
+                info.exclusive,
+            )
             fence[0] = 0
             if want is not None:
                 asked = Exclusive(want.ino, info.remote_path.encode(), want.ttl, want.before)
@@ -160,9 +173,15 @@ class InProcess:
         self._call("barrier", lambda: self.service.barriers.answer(self.fs, session, ask, answer))
 
     def changes(
-        self, after: int, session: int, wait: float, root: int = 0, asked: int | None = None
+        self,
+        after: int,
+        session: int,
+        wait: float,
+        root: int = 0,
+        asked: int | None = None,
+        known: Mark = NO_MARK,
     ) -> FeedPage:
-        return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait, root))
+        return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait, root, known))
 
 
 def _entry(row: Any) -> Entry | None:
