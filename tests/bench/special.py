@@ -1,4 +1,4 @@
-"""Figures of fsd alone: requests, distance, many sandboxes on one server, memory."""
+"""Figures of fsd alone: requests, distance, many sandboxes on one server, memory (`states` is a module)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,12 @@ from support.server import Server
 from bench import inputs, proc
 from bench.measure import Values, small, timed, tool
 from bench.peers import Failed, Fsd, run
+from bench.states import states
+from bench.tree import make_files, mounted
 
 Special = Callable[[Path, inputs.Inputs, bool], Values]
 DISTANCE = 0.02  # seconds added to each request
 FEED = "changes"  # the route of the change feed: asked all the time, not for what is measured
-PER_DIRECTORY = 1000
-
-
-@contextmanager
-def mounted(base: Path, **more: object) -> Iterator[Fsd]:
-    """A server and a mount of its own; gone at the end."""
-    peer = Fsd(base, **more)  # type: ignore[arg-type]
-    try:
-        peer.start()
-        peer.mount()
-        yield peer
-    finally:
-        peer.stop()
-        shutil.rmtree(base, ignore_errors=True)
 
 
 @contextmanager
@@ -52,15 +40,6 @@ def proxied(base: Path) -> Iterator[tuple[Fsd, FaultProxy]]:
     finally:
         server.end()
         shutil.rmtree(base, ignore_errors=True)
-
-
-def make_files(root: Path, count: int) -> None:
-    """Empty files, a thousand a directory."""
-    for at in range(0, count, PER_DIRECTORY):
-        directory = root / f"d{at // PER_DIRECTORY}"
-        directory.mkdir()
-        for number in range(min(PER_DIRECTORY, count - at)):
-            os.mknod(f"{directory}/f{number}", 0o100644)
 
 
 def asked(proxy: FaultProxy) -> int:
@@ -211,4 +190,10 @@ def memory(base: Path, made: inputs.Inputs, quick: bool) -> Values:
         yield f"RSS growth, round 3 to {rounds} of {count:,} names, %", (max(sizes[2:]) / sizes[2] - 1) * 100
 
 
-SPECIAL: dict[str, Special] = {"requests": requests, "distance": distance, "many": many, "memory": memory}
+SPECIAL: dict[str, Special] = {
+    "requests": requests,
+    "distance": distance,
+    "many": many,
+    "memory": memory,
+    "states": states,
+}

@@ -25,7 +25,9 @@ from bench.tree import PER_DIRECTORY, make_files, mounted
 SMALL, LARGE = 1000, 100_000
 TURNS, PER_TURN = 10, 10  # of the figures in ms
 CHECKPOINTS, CHANGES, KEPT = 200, 100, 10  # of the growth
-APART = ("pack", "change")  # tables: content of small commits, and the change feed
+# Tables that grow with commits, with or without checkpoints: content of small ones, the change feed, and the
+# last 65,536 operations of a session.
+APART = ("pack", "change", "applied")
 WAIT = 600.0
 
 
@@ -123,10 +125,8 @@ def growth(peer: Fsd, checkpoints: int) -> Values:
     grown = used(peer)
     added = grown["rows"] - began["rows"]
     yield "bytes a change of 200 checkpoints", added / (checkpoints * CHANGES)
-    yield (
-        "bytes of content and change rows a change",
-        ((grown["apart"] - began["apart"]) / (checkpoints * CHANGES)),
-    )
+    apart = grown["apart"] - began["apart"]
+    yield "bytes of content, feed and operations a change", apart / (checkpoints * CHANGES)
     spent = 0.0
     more = True
     keep = max(1, KEPT * checkpoints // CHECKPOINTS)
@@ -141,7 +141,7 @@ def growth(peer: Fsd, checkpoints: int) -> Values:
 
 
 def used(peer: Fsd) -> dict[str, float]:
-    """Bytes of the database's pages in use: of packs and the change feed `apart`, of the rest `rows`."""
+    """Bytes of the database's pages in use: of the tables `APART`, and of the rest, `rows`."""
     database = sqlite3.connect(f"file:{peer.server.data_dir}/fsd.db?mode=ro", uri=True)
     try:
         pages = dict(database.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name"))
@@ -184,7 +184,9 @@ def merge(base: Path, peer: Fsd, count: int) -> Iterator[tuple[str, float]]:
     finally:
         box.close()
         shutil.rmtree(base, ignore_errors=True)
+    before = proc.cpu([fs.server.pid])
     answer = ask(fs, "POST", "/merges", {"fork": fork.id})
     if answer["status"] != "merged" or answer["applied"] != count:
         raise Failed(f"the merge: {answer['status']}, {answer['applied']} applied of {count}")
     yield "merge, server ms", answer["server_ms"]
+    yield "merge, ms CPU of the server", (proc.cpu([fs.server.pid]) - before) * 1000

@@ -54,6 +54,7 @@ class Verdict:
 
 
 DURABLE = "untar until durable, s"
+STATES = ("checkpoint create", "checkpoint diff of 10", "checkpoint delete", "fork")
 STATUS = ("git status first, s", "git status second, s")
 KINDS = ("lookup", "open+close", "create+write+close")
 
@@ -84,6 +85,17 @@ TARGETS = [
     ),
     Target("git clone at +20 ms, s", FSD, 1.3, of="git clone through a proxy, s", plus=0.04),
     Target("cold ls -R at +20 ms, s", FSD, 1.3, of="cold ls -R through a proxy, s", plus=0.04),
+    Target("checkpoint create, server ms, 100,000 files", "", 50),
+    Target("checkpoint diff of 10, server ms, 100,000 files", "", 100),
+    Target("fork, server ms, 100,000 files", "", 50),
+    # Whatever there is: as fast as on a small tree, give or take 10 ms.
+    *(
+        Target(f"{what}, server ms, 100,000 files", FSD, 1, of=f"{what}, server ms, 1,000 files", plus=10)
+        for what in STATES
+    ),
+    Target("first byte of an old state after its mount, s, 100,000 files", "", 0.1),
+    Target("bytes a change of 200 checkpoints", "", 1024),
+    Target("given back by prune, % of the growth", "", 85, rate=True),  # 95, but for half-filled pages
 ]
 
 
