@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from support.contract import Json, Store
@@ -44,3 +45,21 @@ def test_who_asks_for_all_gets_all(store: Store) -> None:
     raw = b'{"keep":"1","named":true}'
     assert ask(store, "POST", "/checkpoints/prune", raw)["deleted"] == [first, undo]
     assert [one["checkpoint_id"] for one in ask(store, "GET", "/checkpoints")["checkpoints"]] == [newest]
+
+
+def test_two_that_thin_out_at_once_are_not_in_each_others_way(store: Store) -> None:
+    names = [ask(store, "POST", "/checkpoints", {"reason": "automatic"})["checkpoint_id"] for _ in range(60)]
+
+    def thin(_: int) -> list[str]:
+        own, gone = store.again(), []
+        more = True
+        while more:
+            answer = ask(own, "POST", "/checkpoints/prune", {"keep": "2"})
+            gone += answer["deleted"]
+            more = answer["more"]
+        own.close()
+        return gone
+
+    with ThreadPoolExecutor(4) as pool:
+        gone = [name for some in pool.map(thin, range(4)) for name in some]
+    assert sorted(gone) == sorted(names[:-2]), "each was deleted by one of them"
