@@ -263,17 +263,17 @@ class Loader:
         """Put the open questions into jobs."""
         if self.retry_at is not None:
             return
-        while self.waiting:
-            batch, self.waiting = self.waiting[:NS_BATCH_MAX], self.waiting[NS_BATCH_MAX:]
-            self.core.jobs.append(AskJob(tuple(batch)))
-        while self.blob_queue:
-            hashes, self.blob_queue = (
         if isinstance(self.core.fenced, HistoryChanged):
             # The numbers mean something else there. What is known goes on being shown.
             self.core.down = True
             for asked in self.waiting:
                 self._end(asked, None if asked.soft else self.core.fenced)
             self.waiting = []
+        while self.waiting:
+            batch, self.waiting = self.waiting[:NS_BATCH_MAX], self.waiting[NS_BATCH_MAX:]
+            self.core.jobs.append(AskJob(tuple(batch)))
+        while self.blob_queue:
+            hashes, self.blob_queue = (
                 self.blob_queue[: BLOBS_GET_MAX // 16],
                 self.blob_queue[BLOBS_GET_MAX // 16 :],
             )
