@@ -55,8 +55,9 @@ class Database(Protocol):
 
     engine: str  # "sqlite" | "postgresql"
 
-    def write(self, fn: Callable[[Tx], T]) -> T:
-        """Run `fn` in a transaction that is durable when this returns; its value is returned.
+    def write(self, fn: Callable[[Tx], T], *, frees: bool = False) -> T:
+        """Run `fn` in a transaction that is durable when this returns; its value is returned. `frees`: it
+        makes room; on SQLite's full disk it may use what is kept back for that (`reserve`).
 
         Requests that wait are gathered into one transaction, each but the first behind a savepoint: an
         exception from `fn` undoes only its own work and is raised here. `fn` may run again after a failure

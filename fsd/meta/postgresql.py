@@ -167,7 +167,7 @@ class PostgresDatabase:
         self._readers = _Pool(lambda: connect(url), DB_READERS_MAX)
         self._group = GroupCommit(self._run, leaders=DB_WRITERS_MAX, monotonic=host.monotonic)
 
-    def write(self, fn: Callable[[Tx], T]) -> T:
+    def write(self, fn: Callable[[Tx], T], *, frees: bool = False) -> T:
         return self._group.submit(fn)
 
     def read(self, fn: Callable[[Tx], T]) -> T:

@@ -19,6 +19,7 @@ from fsd.host.files import fsync_dir, lock_directory, make_dirs_durable
 from fsd.host.seam import Host
 from fsd.meta.database import Room, Tx
 from fsd.meta.group import Gathering, GroupCommit, Request
+from fsd.meta.reserve import Reserve
 from fsd.meta.schema import STATISTICS, migrate
 from fsd.model.errors import Conflict, FsdError, IntegrityError, InternalError, NoSpace, Unavailable
 from fsd.model.limits import DB_READERS_MAX, DB_WAIT, MIB
@@ -92,8 +93,19 @@ class SqliteDatabase:
         for _ in range(DB_READERS_MAX):
             self._readers.put(None)
         self._closed = False
+        self._reserve = Reserve(directory)
 
-    def write(self, fn: Callable[[Tx], T]) -> T:
+    def write(self, fn: Callable[[Tx], T], *, frees: bool = False) -> T:
+        if not frees:
+            self._reserve.check()
+            return self._group.submit(fn)
+        had = self._reserve.held
+        try:
+            return self._group.submit(fn)
+        except NoSpace:
+            if not had:
+                raise
+            self._reserve.give_up()
         return self._group.submit(fn)
 
     def read(self, fn: Callable[[Tx], T]) -> T:
@@ -129,7 +141,10 @@ class SqliteDatabase:
         if self.read(lambda tx: _pragma(tx, "auto_vacuum")) != _INCREMENTAL:
             return self._rebuild()
         # One page a statement: the sqlite3 module steps a statement without columns once.
-        self.write(lambda tx: [tx.execute("PRAGMA incremental_vacuum(1)") for _ in range(min(free, pages))])
+        self.write(
+            lambda tx: [tx.execute("PRAGMA incremental_vacuum(1)") for _ in range(min(free, pages))],
+            frees=True,
+        )
         if free > pages:
             return True
         self._checkpoint()

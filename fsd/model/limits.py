@@ -42,6 +42,7 @@ DB_GROUP_TIME: Final = (
 )
 DB_QUEUE_MAX: Final = 1024  # write requests that wait; more are told to come again
 DB_READERS_MAX: Final = 16  # connections that read at the same time
+DISK_RESERVE: Final = 16 * MIB  # of SQLite's disk, kept back for what makes room when it is full
 DB_WRITERS_MAX: Final = 8  # PostgreSQL: transactions that write at the same time
 DB_WAIT: Final = 30.0  # for a free connection, or for a lock somebody else holds
 DB_RETRIES: Final = 4  # of a transaction PostgreSQL gave up (deadlock, lost connection before COMMIT)
@@ -233,6 +234,7 @@ SECRETS_MAX: Final = 1000
 SECRET_LEAST: Final = 4  # bytes: a shorter one would zero what is none
 SECRET_BYTES_MAX: Final = 64 * KIB
 RENDER_NAMES: Final = 500  # contents named in one transaction
+RENDER_HOLES_MAX: Final = 64 * 1024 * MIB  # bytes of holes in the files of one rendering: all are hashed
 RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob
 AUDIT_PACKS: Final = 64  # of a filesystem, taken at random, that an audit without --read-data reads
 KEEP_BLOBS_MAX: Final = 65_536  # of deleted files still open, 64 GiB: what is beyond goes after the grace

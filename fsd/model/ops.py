@@ -28,6 +28,8 @@ SETATTR: Final = 6
 SETXATTR: Final = 7
 CONTENT: Final = 8
 
+REMOVALS: Final = frozenset((UNLINK, RMDIR))
+
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
 

@@ -45,9 +45,16 @@ Planner = Callable[[Paths, Tx, FsRef, Body], Plan]
 
 
 def change(
-    ctx: Context, fs: FsRef, who: Grant, call: Call | None, effect: Callable[[Tx], tuple[Answer, Done]]
+    ctx: Context,
+    fs: FsRef,
+    who: Grant,
+    call: Call | None,
+    effect: Callable[[Tx], tuple[Answer, Done]],
+    *,
+    frees: bool = False,
 ) -> Answer:
-    """One transaction under the filesystem's lock, with its idempotency key; then the feed is woken."""
+    """One transaction under the filesystem's lock, with its idempotency key; then the feed is woken. `frees`:
+    see `Database.write`."""
     made: list[Done] = []
 
     def run(tx: Tx) -> Answer:
@@ -61,7 +68,7 @@ def change(
 
         return ctx.service.idempotency.run(tx, call, once)
 
-    answer = ctx.service.forks.when_copied(fs, lambda: ctx.service.db.write(run))
+    answer = ctx.service.forks.when_copied(fs, lambda: ctx.service.db.write(run, frees=frees))
     for done in made:
         if done.moved:
             ctx.service.feed.wake(fs.id, done.seq)
@@ -91,7 +98,7 @@ async def act(request: Request) -> Response:
             done = ctx.service.paths.execute(tx, fs, planner(ctx.service.paths, tx, fs, body))
             return to_answer(_done(name, done)), done
 
-        return change(ctx, fs, who, call, effect)
+        return change(ctx, fs, who, call, effect, frees=name == "remove")
 
     return send(await ctx.run(work))
 

@@ -121,7 +121,7 @@ async def delete(request: Request) -> Response:
 
     if detach and not await was_asked(ctx, idempotent_call(request, ADMIN, raw)):
         await ctx.run(lambda: service.forks.detach(name))
-    return await write(ctx, request, raw, effect)
+    return await write(ctx, request, raw, effect, frees=True)
 
 
 async def create_token(request: Request) -> Response:
@@ -199,11 +199,18 @@ async def was_asked(ctx: Context, call: Call | None) -> bool:
     return call is not None and await ctx.run(lambda: ctx.service.idempotency.knows(call))
 
 
-async def write(ctx: Context, request: Request, raw: bytes, effect: Callable[[Tx], Answer]) -> Response:
-    """Effect and remembered answer in one transaction. Tokens are unsealed after it: none is stored."""
+async def write(
+    ctx: Context, request: Request, raw: bytes, effect: Callable[[Tx], Answer], *, frees: bool = False
+) -> Response:
+    """Effect and remembered answer in one transaction. Tokens are unsealed after it: none is stored.
+    `frees`: see `Database.write`."""
     call = idempotent_call(request, ADMIN, raw)
     service = ctx.service
-    answer = await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect)))
+
+    def work() -> Answer:
+        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect), frees=frees)
+
+    answer = await ctx.run(work)
     shown = service.tokens.unseal(json.loads(answer.body))
     return send(Answer(answer.status, to_answer(shown).body, answer.replayed))
 

@@ -200,7 +200,7 @@ async def delete(request: Request) -> Response:
         def effect(tx: Tx) -> Answer:
             return to_answer(service.checkpoints.delete(tx, fs, who, name))
 
-        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect), frees=True)
 
     return send(timed(ctx, await ctx.run(work), began))
 
@@ -236,7 +236,10 @@ def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> list[
     removed: list[str] = []
     for name in names:
         try:
-            ctx.service.db.write(lambda tx, n=name: ctx.service.checkpoints.delete(tx, fs, who, n))  # type: ignore[misc]
+            ctx.service.db.write(
+                lambda tx, n=name: ctx.service.checkpoints.delete(tx, fs, who, n),  # type: ignore[misc]
+                frees=True,
+            )
         except NotFound:
             continue
         removed.append(name)

@@ -36,7 +36,7 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX
-from fsd.model.ops import CONTENT, REFUSED, Op, Outcome
+from fsd.model.ops import CONTENT, REFUSED, REMOVALS, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold_tree
 from fsd.service.conflicts import note
@@ -119,6 +119,7 @@ class Commits:
         meanwhile), and what the database raises."""
         work = self._work(fs, commit)
         folding = _Folding(self._packs, fs, commit.blobs)
+        frees = bool(commit.ops) and all(op.kind in REMOVALS for op in commit.ops)
 
         def run(tx: Tx) -> tuple[CommitAnswer, bool]:
             return self._commit(tx, fs, work, folding, who)
@@ -126,7 +127,7 @@ class Commits:
         with self._packs.landing(fs.name, work.prepared):
             while True:
                 try:
-                    answer, moved = self.when_copied(fs, lambda: self._db.write(run))
+                    answer, moved = self.when_copied(fs, lambda: self._db.write(run, frees=frees))
                     break
                 except NeedFold as need:
                     folding.fold(need.parts)

@@ -48,7 +48,7 @@ def expired_pins(db: Database, packs: Packs, fs: FsRef, now: int) -> int:
     found = db.read(lambda tx: tx.all(EXPIRED_SQL, (fs.id, now, PINS)))
     for (number,) in found:
         try:
-            db.write(lambda tx, n=number: remove(tx, n))  # type: ignore[misc]
+            db.write(lambda tx, n=number: remove(tx, n), frees=True)  # type: ignore[misc]
         except NotFound:  # the filesystem goes
             break
     return len(found)
@@ -93,7 +93,7 @@ def _changes(db: Database, fs: FsRef, before: int) -> int:
         last = old[-1] if head is None else min(old[-1], int(head[0]) - 1)
         return gone + tx.execute("DELETE FROM change WHERE fs=? AND seq<=?", (fs.id, last))
 
-    return db.write(remove)
+    return db.write(remove, frees=True)
 
 
 def _sessions(db: Database, fs: int, keep: Retention, now: int) -> int:
@@ -108,7 +108,8 @@ def _sessions(db: Database, fs: int, keep: Retention, now: int) -> int:
                 lambda tx, t=table, k=key, s=session: tx.execute(  # type: ignore[misc]
                     f"DELETE FROM {t} WHERE ({k}) IN (SELECT {k} FROM {t} WHERE session=? LIMIT ?)",
                     (s, SWEEP_ROWS),
-                )
+                ),
+                frees=True,
             )
     if found:
         return removed
@@ -116,5 +117,6 @@ def _sessions(db: Database, fs: int, keep: Retention, now: int) -> int:
     if db.read(lambda tx: tx.one(old, (fs, long_ago, 1))) is None:
         return 0
     return db.write(
-        lambda tx: tx.execute(f"DELETE FROM session WHERE id IN ({old})", (fs, long_ago, SWEEP_ROWS))
+        lambda tx: tx.execute(f"DELETE FROM session WHERE id IN ({old})", (fs, long_ago, SWEEP_ROWS)),
+        frees=True,
     )

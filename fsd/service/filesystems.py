@@ -188,7 +188,10 @@ class FileSystems:
             return 0
         fs = FsRef(int(row[0]), str(row[1]))
         for table, key, where in _ROWS:
-            removed = self._db.write(lambda tx, t=table, k=key, w=where: _delete_some(tx, fs, t, k, w))  # type: ignore[misc]
+            removed = self._db.write(
+                lambda tx, t=table, k=key, w=where: _delete_some(tx, fs, t, k, w),  # type: ignore[misc]
+                frees=True,
+            )
             if removed:
                 return int(removed)
         return self._collect_objects(fs)
@@ -210,7 +213,7 @@ class FileSystems:
                 return removed
         self._store.tidy(f"packs/{fs.name}")
         self._host.crash_point("collect.last")
-        self._db.write(lambda tx: _delete_last(tx, fs))
+        self._db.write(lambda tx: _delete_last(tx, fs), frees=True)
         return 1
 
     def _check_root(self, fs: FsRef) -> object:

@@ -101,7 +101,8 @@ class Idempotency:
         return self._db.write(
             lambda tx: tx.execute(
                 f"DELETE FROM idempotency WHERE (scope, key) IN ({_EXPIRED} LIMIT {_SWEEP_CHUNK})", (now,)
-            )
+            ),
+            frees=True,
         )
 
     def _reserve(self, tx: Tx, call: Call) -> Answer | None:

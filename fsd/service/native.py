@@ -215,7 +215,10 @@ class Checkpoints:
         for fs, name, checkpoint in found:
             of = FsRef(int(fs), name)
             try:
-                self._db.write(lambda tx, f=of, c=checkpoint: self.delete(tx, f, None, c.decode()))  # type: ignore[misc]
+                self._db.write(
+                    lambda tx, f=of, c=checkpoint: self.delete(tx, f, None, c.decode()),  # type: ignore[misc]
+                    frees=True,
+                )
             except (NotFound, Conflict):  # another was quicker
                 continue
         return len(found)

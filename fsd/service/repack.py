@@ -105,7 +105,9 @@ def choose(looks: Sequence[Look], idle: int) -> Choice:
 
 def drop(db: Database, dead: Sequence[Look], since: int) -> list[int]:
     """Remove the rows of packs without blobs; their objects wait in `dropped`. Which ones went."""
-    return db.write(lambda tx: [one.id for one in dead if _drop(tx, one.id, since)]) if dead else []
+    if not dead:
+        return []
+    return db.write(lambda tx: [one.id for one in dead if _drop(tx, one.id, since)], frees=True)
 
 
 def _drop(tx: Tx, pack: int, since: int) -> bool:

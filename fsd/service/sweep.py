@@ -17,7 +17,7 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +25,7 @@ from fsd.blobs.store import BlobStore, Listed
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import MAX, chunks, in_list
-from fsd.model.errors import Busy, NotFound, UsageError
+from fsd.model.errors import Busy, NoSpace, NotFound, UsageError
 from fsd.model.limits import (
     STRAY_LEAST,
     SWEEP_BLOBS,
@@ -171,7 +171,7 @@ class Sweep:
                 )
             )
 
-        won = self._db.write(take)
+        won = self._db.write(take, frees=True)
         if won and holder == self._holder:
             self._until = until
         return won
@@ -181,7 +181,8 @@ class Sweep:
         self._db.write(
             lambda tx: tx.execute(
                 "UPDATE sweep SET holder='', until=0, due=? WHERE fs=? AND holder=?", (due, fs.id, holder)
-            )
+            ),
+            frees=True,
         )
 
     # When asked.
@@ -320,7 +321,7 @@ class Sweep:
         wanted = {digest: size for digest, _pack, size, refs, fresh in rows if refs == 0 and fresh < idle}
         if wanted and not terms.dry:
             self._host.crash_point("sweep.blobs")
-            gone = self._db.write(lambda tx: _delete_blobs(tx, fs, list(wanted), idle))
+            gone = self._db.write(lambda tx: _delete_blobs(tx, fs, list(wanted), idle), frees=True)
             self._host.crash_point("sweep.blobs_gone")
             wanted = {digest: wanted[digest] for digest in gone}
         did["blobs"] += len(wanted)
@@ -347,7 +348,7 @@ class Sweep:
             dead = repack.drop(self._db, choice.dead, idle)
             self._host.crash_point("sweep.dropped")
             if choice.batch:
-                done = repack.repack(self._db, self._packs, self._host, fs, choice.batch)
+                done = self._repack(fs, choice.batch)
                 went = done.went
                 did["bytes_rewritten"] += done.bytes
                 did["packs_damaged"] += done.damaged
@@ -359,6 +360,14 @@ class Sweep:
         did["packs_gathered"] += len(inline.intersection(went))
         did["packs_rewritten"] += len(set(went) - inline)
         return f"{choice.last}-{top}" if choice.last < top else None
+
+    def _repack(self, fs: FsRef, batch: Sequence[repack.Look]) -> repack.Repacked:
+        """On a full disk nothing is rewritten: what is to be deleted comes after it, and makes room."""
+        try:
+            return repack.repack(self._db, self._packs, self._host, fs, batch)
+        except NoSpace as exc:
+            log.warning("sweep: packs of %s are rewritten later: %s", fs.name, exc.message)
+            return repack.Repacked([], 0, 0)
 
     def _objects(self, fs: FsRef, at: str, terms: Terms, did: Figures) -> str | None:
         """Objects that no row has needed for the grace. Looked up once more: a defect anywhere must not cost
@@ -380,7 +389,8 @@ class Sweep:
             self._store.delete(object_key(fs.name, pack))
         self._host.crash_point("sweep.objects_gone")
         self._db.write(
-            lambda tx: tx.many("DELETE FROM dropped WHERE fs=? AND pack=?", [(fs.id, n) for n in numbers])
+            lambda tx: tx.many("DELETE FROM dropped WHERE fs=? AND pack=?", [(fs.id, n) for n in numbers]),
+            frees=True,
         )
         did["objects"] += len(gone)
         did["object_bytes"] += sum(size for _, size in gone)
@@ -419,13 +429,15 @@ class Sweep:
             return last
         if not terms.dry:
             now = self._host.wall_ns()
-            self._db.write(lambda tx: tx.execute("UPDATE sweep SET listed=? WHERE fs=?", (now, fs.id)))
+            self._db.write(
+                lambda tx: tx.execute("UPDATE sweep SET listed=? WHERE fs=?", (now, fs.id)), frees=True
+            )
         return None
 
     def _last(self, fs: FsRef, at: str, terms: Terms, did: Figures) -> str | None:
         """A deleted filesystem that was kept for its packs goes with the last of them."""
         if not terms.dry and self._db.read(lambda tx: _is_empty(tx, fs)):
-            self._db.write(lambda tx: _forget(tx, fs))
+            self._db.write(lambda tx: _forget(tx, fs), frees=True)
             self._store.tidy(f"packs/{fs.name}")
         return None
 

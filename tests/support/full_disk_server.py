@@ -13,14 +13,32 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from fsd.cli.do_recover import NoCache
+from fsd.host.seam import Host
+from fsd.model.attrs import ROOT_INO
+from fsd.model.token import parse
+from fsd.remote.hot import HttpRemote, RemoteOptions
+from fsd.vfs.drive import Driver
+from fsd.vfs.open import open_volume
+from fsd.vfs.types import VolumeOptions
+from fsd.vfs.volume import Volume
 from support.full_disk import fill
-from support.server import Reply, Server
+from support.server import Reply, Server, TestFs
+from support.wait import wait_for
 
 
 def refused(got: Reply) -> None:
     assert got.status == 507 and got.code == "no_space", (got.status, got.body)
     error = got.json["error"]
     assert error["retryable"] and error["hint"] and "full" in error["message"]
+
+
+def opened(fs: TestFs, state: Path) -> tuple[Volume, Driver]:
+    """What a mount is beneath the kernel, and what runs it."""
+    options = VolumeOptions(state, "m", "host", "/m", fs.id)
+    remote = HttpRemote(RemoteOptions(fs.server.url, parse(fs.token)), Host())
+    volume = open_volume(options, Host(), remote, NoCache())
+    return volume, Driver(volume, remote, NoCache())
 
 
 def main() -> None:
@@ -39,6 +57,15 @@ def scene(server: Server, filler: Path) -> None:
     fs.ask("POST", "/journals", {"journal_id": "j"})
     kept = os.urandom(2 << 20)
     assert fs.ask("PUT", "/files/kept", kept).status == 200
+    other = server.create()  # no journal of it keeps what is removed
+    for name in ("gone", "pinned"):
+        assert other.ask("PUT", f"/files/{name}", os.urandom(2 << 20)).status == 200
+    assert other.ask("PUT", "/files/mounted", b"x").status == 200
+    for number in range(60):
+        assert other.ask("PUT", f"/files/d/{number}?parents=1", b"x").status == 200
+    checkpoint = other.ask("POST", "/checkpoints", {}).json["checkpoint_id"]
+    assert other.ask("POST", "/actions", {"action": "remove", "path": "/pinned"}).status == 200
+    volume, driver = opened(other, filler.parent.parent / "state")
     fill(filler)
     refused(fs.ask("PUT", "/files/big", os.urandom(4 << 20)))
     assert fs.ask("GET", "/stat/big").status == 404
@@ -59,10 +86,37 @@ def scene(server: Server, filler: Path) -> None:
     assert server.ask("GET", "/healthz").status == 200
     print("starved")
 
+    # What makes room is done all the same, many times over; nothing else gets at what it used.
+    for number in range(60):
+        got = other.ask("POST", "/actions", {"action": "remove", "path": f"/d/{number}"})
+        assert got.status == 200, got.body
+    refused(fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]}))
+    refused(fs.ask("POST", "/actions", {"action": "mkdir", "path": "/new"}))
+    assert other.ask("POST", "/actions", {"action": "remove", "path": "/gone"}).status == 200
+    assert other.ask("DELETE", f"/checkpoints/{checkpoint}").status == 200
+    mounted = driver.call(lambda: volume.lookup(ROOT_INO, b"mounted"))
+    assert mounted is not None
+    driver.call(lambda: volume.unlink(ROOT_INO, b"mounted"))
+    driver.until(volume.barrier())
+    assert other.ask("GET", "/stat/mounted").status == 404
+
+    freed: list[int] = []
+
+    def swept() -> bool:
+        got = server.ask("POST", "/v1/sweep", {"older_than_ms": 0}, token=server.admin_key)
+        assert got.status == 200, got.body
+        freed.append(got.json["object_bytes"])
+        return sum(freed) >= 2 * (2 << 20)
+
+    wait_for(swept, 20, "the objects of what was removed to go")
+    assert fs.ask("GET", "/files/kept").body == kept
+    print("removed")
+
     filler.unlink()
     got = fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]})
     assert got.status == 200 and got.json["first_seq"] == count + 1, got.body
     assert fs.ask("PUT", "/files/big", kept).status == 200
+    volume.close()
     assert server.stop() == 0
     server.restart()
     assert fs.ask("GET", "/journals/j/verify").json["entries"] == count + 1

@@ -1,0 +1,65 @@
+"""Room kept back on SQLite's disk for what makes room: without it nothing could be removed from a full disk.
+
+A removal writes too (rows, the change feed, the WAL). When such a write finds the disk full, the reserve is
+given up; from then on only writes that make room are let through, until the reserve can be had again. So
+what it left can not be used up by others. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+from fsd.model.errors import NoSpace
+from fsd.model.limits import DISK_RESERVE
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "reserve"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reserve:
+    """DISK_RESERVE bytes in `directory`. `held`: they are there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._lock = threading.Lock()
+        self.held = self._take()
+
+    def check(self) -> None:
+        """Before a write that makes no room: raises `NoSpace` while the reserve cannot be had."""
+        if self.held:
+            return
+        directory = self._path.parent
+        with self._lock:
+            disk = os.statvfs(directory)
+            if not self.held and disk.f_bavail * disk.f_frsize >= DISK_RESERVE:
+                self.held = self._take()
+        if not self.held:
+            raise NoSpace(f"the disk under {directory} is full", hint=f"free space under {directory}")
+
+    def give_up(self) -> None:
+        """The disk is full and something wants to make room."""
+        with self._lock:
+            if self.held:
+                log.warning("the disk is full: %s is given up for what makes room", self._path)
+                self.held = False
+                os.truncate(self._path, 0)
+
+    def _take(self) -> bool:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, DISK_RESERVE)
+        except OSError as exc:
+            if exc.errno not in _FULL:
+                raise
+            os.ftruncate(fd, 0)
+            return False
+        finally:
+            os.close(fd)
+        return True
