@@ -6,6 +6,7 @@ rose or the time-outs changed. pyfuse3 replies at once after the handler returne
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -39,7 +40,7 @@ class Inode(Protocol):
 
 class Entries:
     """Makes entries for one mount. `root_ino` is shown as 1, everything else under its own number. Without
-    `keep` the kernel asks for attributes and absent names each time."""
+    `keep` the kernel asks for attributes, absent names and files of several names each time."""
 
     def __init__(self, root_ino: int, timeout: float = TIMEOUT, *, keep: bool = True) -> None:
         self._root = root_ino
@@ -112,5 +113,7 @@ class Entries:
         entry.st_atime_ns = inode.atime
         entry.st_mtime_ns = inode.mtime
         entry.st_ctime_ns = inode.ctime
-        entry.entry_timeout = self.timeout
+        # An open does not tell by which name it came: of several names the kernel looks each one up before.
+        one = self._keep or inode.nlink <= 1 or stat.S_ISDIR(inode.mode)
+        entry.entry_timeout = self.timeout if one else 0.0
         entry.attr_timeout = self.timeout if self._keep else 0.0

@@ -6,7 +6,7 @@ import errno
 import os
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from fsd.model.errors import FsdError, NoSpace, PosixError
 from fsd.model.limits import NS_BATCH_MAX, PARKED_MAX
@@ -18,10 +18,19 @@ from fsd.vfs.loads import Loader
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
 
+T = TypeVar("T")
+
 FLUSH_AT: Final = 0.75  # of the buffer: flush without waiting for age
 ROUND_PAUSE: Final = 0.05  # seconds between flushes because of it
 DISK_AGAIN: Final = 1.0  # seconds until a write on a full disk is tried again though nothing was freed
 SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is silent
+
+
+def _bounded(found: dict[int, T], key: int, value: T) -> None:
+    """Put, and drop the oldest beyond PARKED_MAX."""
+    while len(found) >= PARKED_MAX:
+        found.pop(next(iter(found)))
+    found[key] = value
 
 
 class Asked(NamedTuple):
@@ -60,6 +69,7 @@ class Calls:
         self.loader = loader
         self.handles: dict[int, Handle] = {}
         self.asked: dict[int, Asked] = {}  # by the identity of the asker, which the entry keeps alive
+        self.elsewhere: dict[int, None] = {}  # inodes that were no longer where an open asked for them
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
@@ -135,13 +145,24 @@ class Calls:
             above = self.core.nodes.by_ino.get(node.where[0])
             if above is not None and above.entries.get(node.where[1]) != node.ino:
                 self.answered(asker)
+                _bounded(self.elsewhere, node.ino, None)
                 raise PosixError(errno.ESTALE, "the name means another file now")
 
-    def absent_as_of_now(self, parent: Inode, name: bytes, asker: object) -> Inode | None:
-        """The same for a name that nothing is known under: what it means now."""
-        if id(asker) not in self.asked and name not in parent.names_pending:
-            self._ask_once(asker, self.loader.again_absent(parent, name), 0)
-        return self.child(parent, name)
+    def named_as_of_now(self, parent: Inode, name: bytes, node: Inode | None, asker: object) -> Inode | None:
+        """What a looked-up name means now: asked where nothing is known under it, and where an open cannot
+        tell by which of several names it came, so that its question would be about the wrong one."""
+        if node is not None and not node.is_dir and not node.busy and name not in parent.names_pending:
+            doubtful = node.nlink > 1 or node.ino in self.elsewhere
+        else:
+            doubtful = node is None
+        if doubtful:
+            if id(asker) not in self.asked and name not in parent.names_pending:
+                self._ask_once(asker, self.loader.again_absent(parent, name), 0)
+            node = self.child(parent, name)
+        if node is not None and not node.is_dir:
+            self.elsewhere.pop(node.ino, None)
+            node.where = (parent.ino, name)
+        return node
 
     def asks(self, asker: object) -> bool:
         return asker is not None and self.core.options.consistency == "open"
@@ -151,9 +172,9 @@ class Calls:
         self.asked.pop(id(asker), None)
 
     def _ask_once(self, asker: object, want: Want, born: int) -> NoReturn:
-        while len(self.asked) >= PARKED_MAX:  # of callers that were killed while they waited
-            self.asked.pop(next(iter(self.asked)))
-        self.asked[id(asker)] = Asked(asker, want, born)
+        _bounded(
+            self.asked, id(asker), Asked(asker, want, born)
+        )  # some callers were killed while they waited
         raise Park(want)
 
     def must_be_writable(self, *nodes: Inode) -> None:

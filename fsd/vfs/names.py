@@ -38,8 +38,8 @@ class NameCalls(AttributeCalls):
         if len(name) > 255:
             raise PosixError(errno.ENAMETOOLONG, "the name is too long")
         node = self.child(directory, name)
-        if node is None and self.asks(asker):
-            node = self.absent_as_of_now(directory, name, asker)
+        if self.asks(asker):
+            node = self.named_as_of_now(directory, name, node, asker)
             self.answered(asker)
         if node is None:
             return None
