@@ -234,10 +234,28 @@ SECRETS_MAX: Final = 1000
 SECRET_LEAST: Final = 4  # bytes: a shorter one would zero what is none
 SECRET_BYTES_MAX: Final = 64 * KIB
 RENDER_NAMES: Final = 500  # contents named in one transaction
-RENDER_HOLES_MAX: Final = 64 * 1024 * MIB  # bytes of holes in the files of one rendering: all are hashed
+RENDER_HOLES_MAX: Final = 64 * GIB  # bytes of holes in the files of one rendering: all are hashed
 RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob
 AUDIT_PACKS: Final = 64  # of a filesystem, taken at random, that an audit without --read-data reads
 KEEP_BLOBS_MAX: Final = 65_536  # of deleted files still open, 64 GiB: what is beyond goes after the grace
+
+# A mount's daemon.
+THINNING_STEPS: Final = 100  # of thinning in one turn; what is left goes in the next
+PATH_TRIES: Final = 3  # of looking up the path of a file that is being renamed
+CUT_FILES_MAX: Final = 500  # changed files above which a checkpoint first sends what there is
+BARRIERS_MAX: Final = 64  # barriers asked for from outside and not begun
+CONTROL_REQUEST_MAX: Final = 64 * KIB  # of a command to a mount's daemon
+CONTROL_CLIENTS_MAX: Final = 64  # commands at one mount at once; more wait in the listen queue
+CONTROL_LINE_MAX: Final = MIB  # of a daemon's answer to a command
+DAEMON_LOG_MAX: Final = 400 * KIB  # of a daemon's log, and as much of the one before
+LOG_REPEATS_MAX: Final = 20  # lines of one kind in a minute; the next begins with how many were left out
+LOG_TEMPLATES_MAX: Final = 500  # kinds of lines whose repeats are counted
+WORKER_DEATHS_MAX: Final = (
+    100  # of the FUSE thread's workers in one run; beyond it a fresh process is the better answer
+)
+UNMOUNT_TRIES: Final = 6  # while a mount is busy with what ends by itself
+RESTARTS_MAX: Final = 5  # of a mount's daemon within
+RESTART_WINDOW: Final = 600.0  # seconds
 
 # What a command line may say: more is a slip, and no clock or file system counts so far.
 DURATION_MAX: Final = 100 * 365 * 86400  # seconds

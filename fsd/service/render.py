@@ -5,7 +5,7 @@ which a bounded memory keeps (its blocks decide its bytes). Names are rows as if
 (`fsd.service.names`): young, counted by no checkpoint until one is appended that lists them.
 
 What a manifest cannot say is refused with the path: names that are not UTF-8 or that its rules forbid,
-devices, fifos and sockets, symlinks out of the tree.
+devices, fifos and sockets, symlinks out of the tree, files larger than a blob can be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fsd.model import blocks
 from fsd.model.attrs import Attr
 from fsd.model.blocks import Parts
 from fsd.model.errors import Conflict, InvalidPath, UnsupportedEntry
-from fsd.model.limits import RENDER_HASHES, RENDER_NAMES
+from fsd.model.limits import BLOCK, CONTRACT_BLOB_MAX, RENDER_HASHES, RENDER_HOLES_MAX, RENDER_NAMES
 from fsd.model.names import show
 from fsd.model.trees import stays_inside
 from fsd.service import names
@@ -86,6 +86,7 @@ class Renderer:
         entries: list[JsonObject] = []
         directories: dict[str, bool] = {}  # path → whether it is empty
         found: list[tuple[str, Attr, tuple[Parts, ...]]] = []
+        holes = 0
         for raw, attr in walk(tx, state.fs, top, b"", _ALL, state.at):
             path = _path(raw)
             above = path.rpartition("/")[0]
@@ -94,7 +95,13 @@ class Renderer:
             if attr.is_dir:
                 directories[path] = True
             elif attr.is_file:
+                _check_size(path, attr)
                 held = block_parts(tx, state.fs, attr, 0, attr.blocks, state.at)
+                holes += (attr.blocks - len(held)) * BLOCK
+                if holes > RENDER_HOLES_MAX:
+                    raise _too_much(
+                        f"/{path} and other sparse files have over {RENDER_HOLES_MAX} bytes of holes"
+                    )
                 found.append((path, attr, tuple(held.get(i, blocks.HOLE) for i in range(attr.blocks))))
             else:
                 entries.append(_other(path, attr))
@@ -137,6 +144,19 @@ class Renderer:
         for digest, file in sorted(made.items()):
             name = name_of(FILES + digest.hex())
             names.insert(tx, self._packs, fs, name, file.attr.size, file.parts, now)
+
+
+def _check_size(path: str, attr: Attr) -> None:
+    """Raises `UnsupportedEntry` for what no blob can be. A hole is hashed like bytes: without a bound one
+    `truncate -s 16T` would keep a thread busy for hours."""
+    if attr.size > CONTRACT_BLOB_MAX:
+        raise _too_much(f"/{path} has {attr.size} bytes, a blob of a manifest at most {CONTRACT_BLOB_MAX}")
+
+
+def _too_much(message: str) -> UnsupportedEntry:
+    return UnsupportedEntry(
+        message, hint="as a native checkpoint it is kept, and fsd checkpoint export has it"
+    )
 
 
 def _is_one(parts: tuple[Parts, ...]) -> bool:

@@ -20,7 +20,8 @@ from support.postgres import PostgresServer
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import IntegrityError, InvalidPath, NotFound, UnsupportedEntry, UsageError
-from fsd.model.limits import BLOCK, EXPORT_PAGE
+from fsd.model.limits import BLOCK, EXPORT_PAGE, GIB
+from fsd.model.ops import CONTENT, Content
 from fsd.service import feed, names, records
 from fsd.service.access import ADMIN_GRANT
 from fsd.service.export import Export
@@ -191,6 +192,27 @@ def test_what_no_manifest_can_hold_is_refused_by_name(
         assert record is not None
         with pytest.raises(error, match="/"):
             bench.service.checkpoints.render(bench.fs, record)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"), [((2**44,), "/f0 has 17592186044416 bytes"), ((16 * GIB,) * 5, "bytes of holes")]
+)
+def test_holes_without_end_are_not_hashed(tmp_path: Path, sizes: tuple[int, ...], told: str) -> None:
+    """`truncate -s 16T` costs nothing; to render it would keep a thread busy for hours."""
+    with Bench(tmp_path) as bench:
+        mount = bench.mount()
+        for at, size in enumerate(sizes):
+            ino = mount.create(ROOT_INO, b"f%d" % at)
+            number = mount.number()
+            mount.whole[number] = b""
+            times = (mount.time, mount.time)
+            mount.add(Content(number, CONTENT, ino, 0, size, (), True, None, *times))
+        mount.commit()
+        made = make(bench)
+        began = time.monotonic()
+        with pytest.raises(UnsupportedEntry, match=told):
+            bench.service.checkpoints.files(bench.fs, At(checkpoint=made["checkpoint_id"]))
+        assert time.monotonic() - began < 5
 
 
 def test_making_one_does_not_depend_on_the_size_of_the_tree(tmp_path: Path) -> None:
