@@ -32,6 +32,7 @@ from fsd.model.limits import (
     UPLOADS_MAX,
     WALKS_MAX,
 )
+from fsd.server.body import ARRIVING, Arriving
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
 from fsd.server.workers import Workers
@@ -170,30 +171,38 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; bounded while it arrives, in the time without progress, and in all: one that drips is
     given up, or a few connections without any token could fill the server."""
     declared = declared_length(request, limit)
-    pieces: list[bytes] = []
-    total = 0
-    more = True
     clock = asyncio.get_running_loop().time
     began = clock()
-    while more:
-        # Not `request.stream()`: one message is a small body's all, and a timeout each costs.
-        late = min(clock(), began + total / BODY_RATE) + BODY_IDLE
-        try:
-            async with asyncio.timeout_at(late):
-                message = await request.receive()
-        except TimeoutError as exc:
-            raise Unavailable(f"the body came too slowly: {total} bytes in {clock() - began:.0f} s") from exc
-        if message["type"] == "http.disconnect":
-            raise UsageError("the body was cut off")
-        piece = message.get("body", b"")
-        more = message.get("more_body", False)
-        total += len(piece)
-        if total > limit:
-            raise TooLarge(f"a body of more than {limit} bytes on this route")
-        pieces.append(piece)
-    if declared is not None and total != declared:
-        raise UsageError(f"the body has {total} bytes, Content-Length says {declared}")
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    body = Arriving(began)
+
+    def late() -> float:
+        return min(body.heard, began + body.size / BODY_RATE) + BODY_IDLE
+
+    more = True
+    try:
+        while more:
+            try:
+                # Not `request.stream()`: one message is a small body's all, and a timeout each costs.
+                async with asyncio.timeout_at(late()):
+                    message = await request.receive()
+            except TimeoutError as exc:
+                if late() > clock():
+                    continue  # more of it came meanwhile, and no message
+                took = clock() - began
+                raise Unavailable(f"the body came too slowly: {body.size} bytes in {took:.0f} s") from exc
+            if message["type"] == "http.disconnect":
+                raise UsageError("the body was cut off")
+            more = message.get("more_body", False)
+            body.take(message.get("body", b""), clock())
+            if body.size > limit:
+                raise TooLarge(f"a body of more than {limit} bytes on this route")
+            if more and declared is not None:
+                request.scope[ARRIVING] = body
+    finally:
+        request.scope.pop(ARRIVING, None)
+    if declared is not None and body.size != declared:
+        raise UsageError(f"the body has {body.size} bytes, Content-Length says {declared}")
+    return body.whole()
 
 
 async def read_json(request: Request, *, exact: bool = False) -> tuple[dict[str, Any], bytes]:

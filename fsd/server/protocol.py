@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with the bounds it lacks: the size of a request's head and the time it may take.
+"""uvicorn's HTTP protocol with the bounds it lacks, the size of a request's head and the time it may take,
+and a short way for large bodies (`body`).
 
 Without them one connection that drips a header could hold memory and a descriptor for ever. Event loop's
 thread.
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fsd.model.errors import UsageError
 from fsd.model.limits import HEAD_MAX, HEAD_TIMEOUT
+from fsd.server.body import arriving
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -54,6 +56,13 @@ class BoundedProtocol(HttpToolsProtocol):
             # The parser takes what follows for another protocol: no further request can come this way, which
             # the answer tells.
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        there = None if self.cycle is None else arriving(self.cycle.scope)
+        if there is None:
+            super().on_body(body)
+        else:
+            there.take(body, self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
         error = UsageError("that is no HTTP request" if msg.startswith("Invalid") else msg)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import threading
 from dataclasses import replace
 from typing import Any
@@ -272,3 +273,27 @@ def test_a_commit_of_a_token_that_was_just_revoked_is_refused(shared_fs: TestFs)
     assert (got.status, got.code) == (401, "not_authenticated")
     found = ask(fs, ("list", ROOT_INO, b"", 10))[0][0]
     assert [entry[0] for entry in found] == [b"a"]
+
+
+def test_a_large_body_arrives_in_any_pieces_or_not_at_all(shared_fs: TestFs, seed: int) -> None:
+    """Behind its first piece it goes past the HTTP server's buffer. One that is cut off leaves nothing."""
+    rng = random.Random(seed)
+    blobs = [make_blob(rng.randbytes(1024 * 1024 - at)) for at in range(3)]
+    whole = pack({}, blobs)
+    for cut in (None, 2_000_000):
+        client = http.client.HTTPConnection("127.0.0.1", shared_fs.server.port, timeout=30)
+        client.putrequest("POST", f"/v1/file-systems/{shared_fs.id}/packs")
+        client.putheader("Authorization", f"Bearer {shared_fs.token}")
+        client.putheader("Content-Length", str(len(whole)))
+        client.endheaders()
+        at = 0
+        while at < len(whole[:cut]):
+            size = rng.choice((1, 100, 65_536, 65_537, 300_000))
+            client.send(whole[:cut][at : at + size])
+            at += size
+        if cut is None:
+            assert client.getresponse().status == 200
+        client.close()
+    got = shared_fs.ask("POST", "/blobs", messages.packb([one.hash for one in blobs]))
+    assert unpack(got.body, blobs_max=9, bytes_max=2**30)[1] == blobs
+    assert shared_fs.ask("POST", "/packs", whole).status == 200

@@ -13,6 +13,7 @@ from fsd.model.attrs import Attr
 from fsd.model.errors import Unavailable, UsageError
 from fsd.model.limits import JSON_BODY_MAX, KIB
 from fsd.server import context, files, streaming
+from fsd.server.body import arriving
 from fsd.server.checkpoints import read_foreign
 from fsd.server.context import hold_large, read_body, read_json, release_large, seconds, whole
 
@@ -177,3 +178,86 @@ def test_time_spans_are_numbers_of_a_sane_size(value: Any) -> None:
     with pytest.raises(UsageError, match="t is"):
         seconds({"t": value}, "t", 5.0)
     assert seconds({"t": 3}, "t", 5.0) == 3.0 and seconds({}, "t", 5.0) == 5.0
+
+
+def connection(scope: Any, pieces: list[bytes], pause: float) -> Any:
+    """A `receive` as uvicorn's with our protocol: the first piece is a message, the others go where the
+    request wants them, and the end is a message again."""
+    told = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal told
+        if not told:
+            told = True
+            return {"type": "http.request", "body": pieces[0], "more_body": True}
+        for piece in pieces[1:]:
+            await asyncio.sleep(pause)
+            there = arriving(scope())
+            assert there is not None
+            there.take(piece, asyncio.get_running_loop().time())
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    return receive
+
+
+def test_a_large_body_comes_past_the_buffer_whole_and_in_order() -> None:
+    pieces = [b"%d," % at for at in range(500)]
+    made: Request = request(connection(lambda: made.scope, pieces, 0), length=len(b"".join(pieces)))
+
+    async def scene() -> None:
+        assert await read_body(made, 10**6) == b"".join(pieces)
+        assert arriving(made.scope) is None
+
+    asyncio.run(scene())
+
+
+def test_a_large_body_keeps_its_pace_or_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message tells of what comes past the buffer: the time it has moves with it all the same."""
+    monkeypatch.setattr(context, "BODY_IDLE", 0.1)
+    monkeypatch.setattr(context, "BODY_RATE", 1000)
+
+    class Kept:
+        """What goes on arriving while `receive` is cancelled and begun again."""
+
+        def __init__(self, piece: bytes, count: int) -> None:
+            self.piece, self.left = piece, count
+
+        async def receive(self) -> dict[str, Any]:
+            there = arriving(self.made.scope)
+            if there is None:
+                return {"type": "http.request", "body": self.piece, "more_body": True}
+            while self.left:
+                await asyncio.sleep(0.02)
+                self.left -= 1
+                there.take(self.piece, asyncio.get_running_loop().time())
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def read(self, length: int) -> bytes:
+            self.made = request(self.receive, length=length)
+            return await asyncio.wait_for(read_body(self.made, 10**6), 20)
+
+    async def scene() -> None:
+        assert len(await Kept(b"x" * 400, 20).read(21 * 400)) == 21 * 400
+        drips = Kept(b"x", 10**6)
+        with pytest.raises(Unavailable, match="too slowly"):
+            await drips.read(10**6)
+        assert arriving(drips.made.scope) is None
+
+    asyncio.run(scene())
+
+
+def test_a_large_body_that_is_cut_or_of_another_length_is_refused() -> None:
+    async def cut() -> dict[str, Any]:
+        if arriving(made.scope) is None:
+            return {"type": "http.request", "body": b"x", "more_body": True}
+        return {"type": "http.disconnect"}
+
+    async def scene() -> None:
+        with pytest.raises(UsageError, match="cut off"):
+            await read_body(made, 10**6)
+        short: Request = request(connection(lambda: short.scope, [b"x"] * 5, 0), length=9)
+        with pytest.raises(UsageError, match="Content-Length"):
+            await read_body(short, 10**6)
+
+    made = request(cut, length=100)
+    asyncio.run(scene())
