@@ -14,6 +14,7 @@ import trio
 
 from fsd.kernel.stop import quiet
 from fsd.model.errors import FsdError, UsageError
+from fsd.model.limits import THINNING_STEPS
 from fsd.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 REASON: Final = "automatic"
 TIMEOUT: Final = 300.0
-STEPS_MAX: Final = 100  # of thinning in one turn; what is left goes in the next
 
 
 class Automatic:
@@ -82,7 +82,7 @@ class Automatic:
             self._made += 1
             self._last_at = rfc3339(daemon.options.host.wall_ns())
         keep = daemon.options.keep
-        for _ in range(STEPS_MAX if keep else 0):
+        for _ in range(THINNING_STEPS if keep else 0):
             if not await self._there(partial(daemon.remote.prune, keep)):
                 return
 

@@ -22,7 +22,14 @@ from fsd.kernel import syncer
 from fsd.kernel.notify import send
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
-from fsd.model.limits import FLUSH_BYTES, NOT_FLUSHED_BYTES, NOT_FLUSHED_MAX
+from fsd.model.limits import (
+    BARRIERS_MAX,
+    CUT_FILES_MAX,
+    FLUSH_BYTES,
+    NOT_FLUSHED_BYTES,
+    NOT_FLUSHED_MAX,
+    PATH_TRIES,
+)
 from fsd.model.words import counted
 from fsd.vfs.decide import kept
 from fsd.vfs.types import Invalidation, Want
@@ -34,13 +41,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Tell = Callable[[str], Awaitable[None]]
-# How often the path of a file that is being renamed is looked up again.
-ROUNDS: Final = 3
 SYNC_TIMEOUT: Final = 20.0
 TOLD_EVERY: Final = 1.0
-MANY_FILES: Final = 500
 MAPPINGS: Final = "what was stored through shared mappings could not be fetched from the kernel in time"
-ASKS_MAX: Final = 64  # barriers asked for from outside and not begun
 
 
 class Checkpoints:
@@ -50,7 +53,7 @@ class Checkpoints:
         self._daemon = daemon
         self._turn = trio.Lock()
         self.last: dict[str, Any] | None = None
-        self._asks, self._asked = trio.open_memory_channel[BarrierAsk](ASKS_MAX)
+        self._asks, self._asked = trio.open_memory_channel[BarrierAsk](BARRIERS_MAX)
 
     async def create(
         self, ask: dict[str, Any], *, partial_too: bool, within: float | None, tell: Tell
@@ -139,7 +142,7 @@ class Checkpoints:
         machine = daemon.machine
         assert machine is not None
         before = await daemon.call(machine.volume.pending)
-        if before is not None and (before.bytes > FLUSH_BYTES or before.files > MANY_FILES):
+        if before is not None and (before.bytes > FLUSH_BYTES or before.files > CUT_FILES_MAX):
             left = end - trio.current_time()
             await daemon.stopper.drain(None if left == float("inf") else max(0.1, left), tell)
 
@@ -202,7 +205,7 @@ class Checkpoints:
         machine = self._daemon.machine
         assert machine is not None
         again: set[int] | None = None
-        for _ in range(ROUNDS):
+        for _ in range(PATH_TRIES):
             found = await self._daemon.call(machine.volume.writable_files)
             files = [(ino, path) for ino, path in found or () if again is None or ino in again]
             if not files:

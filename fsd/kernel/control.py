@@ -17,12 +17,10 @@ import trio
 
 from fsd.kernel.control_client import error_line
 from fsd.model.errors import FsdError, InternalError, UsageError
+from fsd.model.limits import CONTROL_CLIENTS_MAX, CONTROL_REQUEST_MAX
 
 log = logging.getLogger(__name__)
 
-REQUEST_MAX: Final = 64 * 1024
-# More commands than anybody runs at one mount at once; the next one waits in the listen queue.
-CLIENTS_MAX: Final = 64
 ACCEPT_PAUSE: Final = 0.2
 
 Tell = Callable[[str], Awaitable[None]]
@@ -39,7 +37,7 @@ def listen(path: Path) -> socket.socket:
     finally:
         os.close(directory)
     os.chmod(path, 0o600)
-    sock.listen(CLIENTS_MAX)
+    sock.listen(CONTROL_CLIENTS_MAX)
     return sock
 
 
@@ -50,7 +48,7 @@ class ControlServer:
     def __init__(self, sock: socket.socket, verbs: dict[str, Verb]) -> None:
         self._sock = sock
         self._verbs = verbs
-        self._limit = trio.CapacityLimiter(CLIENTS_MAX)
+        self._limit = trio.CapacityLimiter(CONTROL_CLIENTS_MAX)
 
     async def run(self) -> None:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._sock))
@@ -115,7 +113,7 @@ async def _line(stream: trio.SocketStream) -> dict[str, Any]:
     while not raw.endswith(b"\n"):
         piece = await stream.receive_some(4096)
         raw += piece
-        if not piece or len(raw) > REQUEST_MAX:
+        if not piece or len(raw) > CONTROL_REQUEST_MAX:
             raise UsageError("a control request is one line of JSON")
     try:
         asked = json.loads(raw)

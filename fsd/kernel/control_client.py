@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsd.model.errors import FsdError, InternalError, NotFound, from_body
+from fsd.model.limits import CONTROL_LINE_MAX
 
-LINE_MAX: Final = 1024 * 1024
 CONNECT_TIMEOUT: Final = 5.0
 
 Progress = Callable[[dict[str, Any]], None]
@@ -66,7 +66,7 @@ def request(
         sock.sendall(json.dumps({"verb": verb, "args": args or {}}).encode() + b"\n")
         with sock.makefile("rb") as lines:
             while True:
-                raw = lines.readline(LINE_MAX)
+                raw = lines.readline(CONTROL_LINE_MAX)
                 if not raw.endswith(b"\n"):
                     raise InternalError(f"the daemon ended while it answered {verb!r}")
                 answer = json.loads(raw)

@@ -1,7 +1,7 @@
 """The daemon's log: a bounded file that cannot fill a disk with one message.
 
-Two files of at most LOG_MAX. One message (its template) is written at most REPEATS times a minute, then
-counted. Tokens are taken out. `stack_fd` stays open on the present file for `faulthandler`.
+Two files of at most DAEMON_LOG_MAX. One message (its template) is written at most LOG_REPEATS_MAX times a
+minute, then counted. Tokens are taken out. `stack_fd` stays open on the present file for `faulthandler`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from fsd.host.seam import Host
+from fsd.model.limits import DAEMON_LOG_MAX, LOG_REPEATS_MAX, LOG_TEMPLATES_MAX
 from fsd.model.token import redact
 
-LOG_MAX: Final = 400 * 1024
-REPEATS: Final = 20
 WINDOW: Final = 60.0
 STOP_LOGGER: Final = "fsd.kernel.stop"
-_TEMPLATES_MAX: Final = 500
 
 
 class Throttle(logging.Filter):
-    """At most REPEATS records of one template a WINDOW; the next begins with how many were left out."""
+    """LOG_REPEATS_MAX records of one template a WINDOW; the next begins with how many were left out."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -36,13 +34,13 @@ class Throttle(logging.Filter):
         key = (record.name, record.msg if isinstance(record.msg, str) else type(record.msg))
         since, count = self._seen.get(key, (now, 0))
         if now - since > WINDOW:
-            if count > REPEATS:
-                record.msg = f"{record.msg} [{count - REPEATS} more like it were left out]"
+            if count > LOG_REPEATS_MAX:
+                record.msg = f"{record.msg} [{count - LOG_REPEATS_MAX} more like it were left out]"
             since, count = now, 0
-        if len(self._seen) > _TEMPLATES_MAX:
+        if len(self._seen) > LOG_TEMPLATES_MAX:
             self._seen.clear()
         self._seen[key] = (since, count + 1)
-        return count < REPEATS
+        return count < LOG_REPEATS_MAX
 
 
 class Redacting(logging.Formatter):
@@ -57,7 +55,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
     def __init__(self, path: Path, *, standard_error: bool) -> None:
         self.stack_fd: int | None = None
         self._standard_error = standard_error
-        super().__init__(path, maxBytes=LOG_MAX, backupCount=1, encoding="utf-8")
+        super().__init__(path, maxBytes=DAEMON_LOG_MAX, backupCount=1, encoding="utf-8")
         os.chmod(path, 0o600)
         self.stack_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._follow()

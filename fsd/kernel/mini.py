@@ -31,11 +31,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any, Final
 
+from fsd.model.limits import WORKER_DEATHS_MAX
+
 log = logging.getLogger(__name__)
 
-# A worker that dies of anything but EAGAIN is started again at most so often in one run: beyond it something
-# is broken for good, and the supervisor's fresh process is the better answer.
-WORKER_DEATHS_MAX: Final = 100
 _GONE: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fsd.model.errors import Busy, FsdError, NotFound, NotPermitted, Unsupported, UsageError
+from fsd.model.limits import UNMOUNT_TRIES
 
 FSTYPE: Final = "fuse.fsd"
 DEVICE: Final = Path("/dev/fuse")
-BUSY_TRIES: Final = 6
 BUSY_PACE: Final = 0.1
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
@@ -201,7 +201,7 @@ def detach(place: Path, *, lazy: bool) -> None:
     No error when nothing is mounted there. Busy without anybody to name is tried again for half a second: who
     looked at it in passing (df, an indexer) is gone by then.
     """
-    for left in reversed(range(BUSY_TRIES)):
+    for left in reversed(range(UNMOUNT_TRIES)):
         try:
             _detach(place, lazy=lazy)
             return

@@ -30,9 +30,8 @@ from fsd.kernel.options import MountOptions
 from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound, Unavailable, UsageError
+from fsd.model.limits import RESTART_WINDOW, RESTARTS_MAX
 
-RESTARTS_MAX: Final = 5
-RESTART_WINDOW: Final = 600.0
 EXIT_LEFT: Final = 6
 # A daemon that broke and wants a fresh process ends with this.
 EXIT_CRASHED: Final = 70

@@ -250,12 +250,10 @@ CONTROL_LINE_MAX: Final = MIB  # of a daemon's answer to a command
 DAEMON_LOG_MAX: Final = 400 * KIB  # of a daemon's log, and as much of the one before
 LOG_REPEATS_MAX: Final = 20  # lines of one kind in a minute; the next begins with how many were left out
 LOG_TEMPLATES_MAX: Final = 500  # kinds of lines whose repeats are counted
-WORKER_DEATHS_MAX: Final = (
-    100  # of the FUSE thread's workers in one run; beyond it a fresh process is the better answer
-)
+WORKER_DEATHS_MAX: Final = 100  # of the FUSE thread's workers; beyond it a fresh process is better
 UNMOUNT_TRIES: Final = 6  # while a mount is busy with what ends by itself
-RESTARTS_MAX: Final = 5  # of a mount's daemon within
-RESTART_WINDOW: Final = 600.0  # seconds
+RESTARTS_MAX: Final = 5  # of a mount's daemon within RESTART_WINDOW
+RESTART_WINDOW: Final = 600.0
 
 # What a command line may say: more is a slip, and no clock or file system counts so far.
 DURATION_MAX: Final = 100 * 365 * 86400  # seconds

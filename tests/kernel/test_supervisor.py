@@ -22,8 +22,8 @@ from support.wait import wait_for
 from fsd.host.seam import Host
 from fsd.kernel import beneath, runtime, unmount
 from fsd.kernel.control_client import connect
-from fsd.kernel.supervisor import RESTARTS_MAX
 from fsd.model.errors import Busy, NotDrained, NotFound
+from fsd.model.limits import RESTARTS_MAX
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(40)]
 

@@ -16,7 +16,7 @@ from support.tinyvolume import TinyVolume
 from fsd.host.seam import Host
 from fsd.kernel import feed
 from fsd.kernel.channel import Channel
-from fsd.kernel.logfile import REPEATS, WINDOW, Redacting, Throttle
+from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, Machine
 from fsd.kernel.mini import Scheduler
 from fsd.kernel.mountpoint import parse_mountinfo
@@ -25,7 +25,7 @@ from fsd.kernel.options import mount_id
 from fsd.kernel.stop import MERGE, Stopper
 from fsd.kernel.supervisor import Supervisor
 from fsd.model.errors import Unavailable
-from fsd.model.limits import PARKED_MAX
+from fsd.model.limits import LOG_REPEATS_MAX, PARKED_MAX
 from fsd.vfs.types import Invalidation, Want
 
 
@@ -180,12 +180,12 @@ class TestLog:
         clock = Clock()
         throttle = Throttle(replace(Host(), monotonic=clock))
         passed = [throttle.filter(self.record("read of %d failed", n)) for n in range(1000)]
-        assert sum(map(bool, passed)) == REPEATS
+        assert sum(map(bool, passed)) == LOG_REPEATS_MAX
         assert throttle.filter(self.record("something else"))
         clock.now += WINDOW + 1
         after = self.record("read of %d failed", 1)
         assert throttle.filter(after)
-        assert f"[{1000 - REPEATS} more like it" in after.getMessage()
+        assert f"[{1000 - LOG_REPEATS_MAX} more like it" in after.getMessage()
 
     def test_tokens_are_taken_out(self) -> None:
         text = "no answer for fsd1.eyJmcyI6ImEifQ.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"

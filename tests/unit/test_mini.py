@@ -14,7 +14,8 @@ from typing import Any
 import pyfuse3
 import pytest
 
-from fsd.kernel.mini import WORKER_DEATHS_MAX, ClosedResourceError, Scheduler, Wait
+from fsd.kernel.mini import ClosedResourceError, Scheduler, Wait
+from fsd.model.limits import WORKER_DEATHS_MAX
 
 
 @pytest.fixture
