@@ -288,6 +288,9 @@ class _Asking:
         """How many of the first directories of `batch` fit into `limit` entries together."""
         if first:
             limit = max(limit, min(DIR_INLINE_MAX, self.left))
+        batch = batch[: self._few(batch, limit)]
+        if not batch:
+            return 0
         marks, values = in_list(batch)
         text = queries.WEIGHT if self.at is None else queries.WEIGHT_AT
         rows = self.tx.all(text.format(marks), (self.fs, *values, *self._seqs()))
@@ -298,6 +301,21 @@ class _Asking:
             if limit < 0 or self.room < size:
                 return at
             self.room -= size
+        return len(batch)
+
+    def _few(self, batch: Sequence[int], limit: int) -> int:
+        """How many of the first directories of `batch` have at most `limit` entries together."""
+        text, values = values_list([(directory,) for directory in batch])
+        if self.at is None:
+            rows = self.tx.all(queries.COUNTS.format(text), (self.fs, limit + 1, *values))
+        else:
+            seen = (self.at, self.at)
+            rows = self.tx.all(queries.COUNTS_AT.format(text), (self.fs, *seen, limit + 1, *values))
+        counts: dict[int, int] = dict(rows)
+        for at, directory in enumerate(batch):
+            limit -= counts[directory]
+            if limit < 0:
+                return at
         return len(batch)
 
     def _seqs(self) -> tuple[int, ...]:

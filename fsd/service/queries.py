@@ -41,6 +41,9 @@ COUNT: Final = (
     "SELECT count(*) FROM (SELECT 1 FROM dentry "
     "WHERE fs=? AND parent=? AND died=140737488355327 LIMIT ?) AS c"
 )
+# The entries of each of several directories, counted up to a limit: one of a million costs no more than that.
+_COUNTS: Final = "SELECT k.column1, (SELECT count(*) FROM (SELECT 1 FROM dentry d WHERE d.fs=? AND "
+COUNTS: Final = f"{_COUNTS}d.parent=k.column1 AND d.died=140737488355327 LIMIT ?) AS c) FROM {{}} AS k"
 BLOCKS: Final = (
     "SELECT idx, parts FROM block WHERE fs=? AND ino=? AND idx>=? AND idx<? "
     "AND died=140737488355327 ORDER BY idx"
@@ -69,6 +72,7 @@ COUNT_AT: Final = (
     "SELECT count(*) FROM (SELECT 1 FROM dentry "
     "WHERE fs=? AND parent=? AND +died>? AND +born<=? LIMIT ?) AS c"
 )
+COUNTS_AT: Final = f"{_COUNTS}d.parent=k.column1 AND {_SEEN} LIMIT ?) AS c) FROM {{}} AS k"
 BLOCKS_AT: Final = (
     "SELECT idx, parts FROM block WHERE fs=? AND ino=? AND idx>=? AND idx<? "
     "AND +died>? AND +born<=? ORDER BY idx"

@@ -28,6 +28,7 @@ BLOCKS_PAGE: Final = 4096
 LIST_PAGE: Final = 4096
 TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
 READ_AHEAD: Final = 4  # blocks
+LARGE_AFTER: Final = 3  # names without their directory, until it is no longer asked for
 SOFT_WAIT: Final = 1.0  # seconds an answer is waited for where what is known would do without
 
 Key = tuple[Any, ...]
@@ -95,6 +96,9 @@ class Loader:
         self.delay = RETRY_FIRST
         self.questions = 0  # numbers those that are never shared
         self.too_big: set[int] = set()  # directories whose trees do not fit into one answer
+        # How often a directory was too large to come with a name of it. Of several questions together not
+        # all may bring one along, so once says little.
+        self.large: dict[int, int] = {}
         # When names (and listings, under b"") were last answered, while the change feed is silent (`watch`).
         self.watch = False
         self.fresh: dict[tuple[int, bytes], float] = {}
@@ -121,17 +125,18 @@ class Loader:
 
     def name(self, parent: Inode, name: bytes, *, soft: bool = False) -> Want:
         """Load one name, and the whole directory with it where that is allowed."""
-        whole = 0 if parent.complete else DIR_INLINE_MAX
+        large = self.large.get(parent.ino, 0) >= LARGE_AFTER
+        alone = large or parent.complete or ("dir", parent.ino) in self.open
+        whole = 0 if alone else DIR_INLINE_MAX
         question = (LOOKUP, self.core.wire.out(parent.ino), name, whole)
 
         def answered(answer: Any, seq: int) -> bool:
             self.looked_up(parent, name, answer, seq)
+            if whole and answer is not None and answer[1] is None:
+                self.large[parent.ino] = self.large.get(parent.ino, 0) + 1
             return True
 
-        key = ("name", parent.ino, name) if parent.complete else ("dir", parent.ino)
-        if not parent.complete and key in self.open:
-            key = ("name", parent.ino, name)
-            question = (LOOKUP, self.core.wire.out(parent.ino), name, 0)
+        key = ("name", parent.ino, name) if alone else ("dir", parent.ino)
         return self._ask(key, "a name", question, answered, soft=soft)
 
     def directory(self, node: Inode, *, soft: bool = False) -> Want:

@@ -27,6 +27,10 @@ PLANS = {
         queries.WEIGHT.format(_TWO),
         ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", _INODE.format("i")],
     ),
+    "counts": (
+        queries.COUNTS.format(values_list([(1,), (2,)])[0]),
+        ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)"],
+    ),
     "attrs": (queries.ATTRS.format(_TWO), [_INODE.format("i")]),
     "count": (queries.COUNT, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
     "blocks": (
