@@ -106,10 +106,11 @@ class Entries:
         entry.st_nlink = inode.nlink
         entry.st_uid = inode.uid
         entry.st_gid = inode.gid
-        entry.st_rdev = inode.rdev
+        holes = inode.rdev if stat.S_ISREG(inode.mode) else 0
+        entry.st_rdev = inode.rdev - holes
         entry.st_size = inode.size
         entry.st_blksize = BLKSIZE
-        entry.st_blocks = (inode.size + 511) // 512
+        entry.st_blocks = (inode.size - holes + 511) // 512
         entry.st_atime_ns = inode.atime
         entry.st_mtime_ns = inode.mtime
         entry.st_ctime_ns = inode.ctime

@@ -104,6 +104,16 @@ def pieces(parts: Parts, off: int, length: int) -> list[Piece]:
     return found
 
 
+def covered(parts: Parts, start: int = 0, stop: int = BLOCK) -> int:
+    """Bytes of [start, stop) of the block that some part covers: the rest is a hole."""
+    total, done = 0, start
+    for off, length, _, _ in sorted(parts) if len(parts) > 1 else parts:
+        end = min(off + length, stop)
+        total += max(0, end - max(off, done))
+        done = max(done, end)
+    return total
+
+
 def stored_bytes(parts: Parts) -> int:
     """Bytes the parts cover, holes apart (an upper bound where patches overlap their base)."""
     return min(BLOCK, sum(part.length for part in parts))

@@ -320,7 +320,7 @@ def _head_differs(was: Attr, now: Attr) -> bool:
     """Size, first block or target."""
     if was.is_dir and now.is_dir:
         return False
-    return (was.size, was.parts, was.target, was.rdev) != (now.size, now.parts, now.target, now.rdev)
+    return (was.size, was.parts, was.target, was.device) != (now.size, now.parts, now.target, now.device)
 
 
 def attributes_differ(was: Attr, now: Attr) -> bool:

@@ -319,7 +319,7 @@ class _CarryOut:
             theirs = self.plan.blocks_of(self.plan.theirs, edit.theirs)
             for idx in self.plan.our_blocks(node).keys() | theirs.keys():
                 self.view.set_block(node, idx, theirs.get(idx))
-            node.size, node.parts = edit.theirs.size, edit.theirs.parts
+            node.size, node.parts, node.rdev = edit.theirs.size, edit.theirs.parts, edit.theirs.rdev
             node.cseq = node.grown = self.rules.seq
             node.writer = 0
         for name, value in edit.fields.items():

@@ -202,11 +202,11 @@ class Plan:
         return True
 
     def _same_content(self, attr: Attr, side: Side, node: Node) -> bool:
-        if (attr.size, attr.parts, attr.target, attr.rdev) != (
+        if (attr.size, attr.parts, attr.target, attr.device) != (
             node.size,
             node.parts,
             node.target,
-            node.rdev,
+            0 if node.is_file else node.rdev,
         ):
             return False
         if attr.size <= BLOCK or (attr.ino == node.ino and attr.cseq == node.cseq <= self._seq):

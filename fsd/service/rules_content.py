@@ -14,7 +14,7 @@ from fsd.model.blocks import Part, Parts
 from fsd.model.limits import BLOCK, FILE_MAX, PATCHES_MAX
 from fsd.model.ops import Content, Outcome
 from fsd.service.rules import NeedFull, Refuse, Rules
-from fsd.service.view import Name, Node
+from fsd.service.view import Name, Node, View
 
 
 class NeedFold(Exception):
@@ -86,6 +86,7 @@ def _store(rules: Rules, node: Node, op: Content) -> None:
     view = rules.view
     if op.appended_from is None or op.appended_from != node.size or op.size < node.size:
         node.grown = rules.seq
+    held = node.size - node.rdev
     named = dict(op.blocks)
     edge = op.size // BLOCK  # the first block that is not whole
     if node.size > BLOCK or op.size > BLOCK:
@@ -94,16 +95,27 @@ def _store(rules: Rules, node: Node, op: Content) -> None:
             if idx in named or row.parts is None:
                 continue
             if op.full or idx * BLOCK >= op.size:
-                view.set_block(node, idx, None)
+                held += _put(view, node, idx, None)
             elif idx == edge:
-                view.set_block(node, idx, _clipped(idx, row.parts, op.size))
+                held += _put(view, node, idx, _clipped(idx, row.parts, op.size))
     if 0 not in named and node.parts is not None:
-        node.parts = None if op.full or op.size == 0 else _clipped(0, node.parts, op.size)
+        left = None if op.full or op.size == 0 else _clipped(0, node.parts, op.size)
+        held += _put(view, node, 0, left)
     for idx, raw in op.blocks:
-        view.set_block(node, idx, _clipped(idx, raw, op.size))
+        held += _put(view, node, idx, _clipped(idx, raw, op.size))
     node.size, node.mtime, node.ctime = op.size, op.mtime, op.ctime
+    node.rdev = max(0, op.size - held)
     node.cseq, node.writer = rules.seq, rules.me
     node.changed = True
+
+
+def _put(view: View, node: Node, idx: int, raw: bytes | None) -> int:
+    """Give a block, which is loaded, new parts; by how many bytes that is more than it held."""
+    before = view.get_block(node, idx)
+    view.set_block(node, idx, raw)
+    if before == raw:
+        return 0
+    return blocks.covered(blocks.decode(raw)) - blocks.covered(blocks.decode(before))
 
 
 def _same(rules: Rules, node: Node, op: Content) -> bool:
@@ -199,9 +211,11 @@ def _append(rules: Rules, node: Node, op: Content) -> Outcome:
                 raise NeedFold(changed[at])
             changed[at] = folds[changed[at]]
         changed[at] = blocks.overlay(changed[at], part)
+    held = node.size - node.rdev
     for at, parts in changed.items():
-        rules.view.set_block(node, at, blocks.encode(parts))
+        held += _put(rules.view, node, at, blocks.encode(parts))
     node.size = op.size + shift
+    node.rdev = max(0, node.size - held)
     node.mtime, node.ctime = op.mtime, op.ctime
     node.cseq, node.writer = rules.seq, 0
     node.changed = True

@@ -53,7 +53,7 @@ def create(rules: Rules, op: Create) -> Outcome | None:
     if stat.S_ISDIR(op.mode) and parent.nlink >= LINK_MAX:
         raise Refuse(errno.EMLINK, "too many directories in one")
     node = rules.make_node(op.ino, op.mode, op.uid, op.gid, op.time)
-    node.rdev, node.target = op.rdev, op.target
+    node.rdev, node.target = 0 if stat.S_ISREG(op.mode) else op.rdev, op.target
     node.size = len(op.target or b"")
     rules.view.add_node(node)
     rules.enter(slot, node, op.time)

@@ -526,6 +526,8 @@ class Committer:
         self.flusher.told_base(flight.ino, base, seq if applied else None)
         if applied:
             node.cseq = seq
+            if node.rdev and not content.needs_log:
+                node.rdev = node.size - content.stored(0, node.size)
             core.recent.made(queued.sources)
         if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
             content.cseq = node.cseq = seq  # it is a file of its own now

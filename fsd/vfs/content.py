@@ -8,10 +8,11 @@ each is made from the one before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from fsd.model.blocks import Part, Parts, clip, encode
+from fsd.model.blocks import Part, Parts, clip, covered, encode
 from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS
 from fsd.model.ops import CONTENT
 from fsd.model.ops import Content as ContentOp
@@ -263,6 +264,26 @@ class Content:
         self.void = True
         return None
 
+    # room --------------------------------------------------------------------------------------------
+    def stored(self, start: int, end: int) -> int:
+        """Bytes of [start, end) that are stored, here or there; the others are a hole. The block list is
+        known."""
+        total, at = 0, start
+        for run in self.extents.runs(start, end):
+            total += self._base_stored(at, run.start) + run.end - run.start
+            at = run.end
+        return total + self._base_stored(at, end)
+
+    def _base_stored(self, start: int, end: int) -> int:
+        if start >= end or not self.base:
+            return 0
+        first, last = start // BLOCK, (end - 1) // BLOCK
+        if last - first < len(self.base):
+            indexes: Iterable[int] = range(first, last + 1)
+        else:
+            indexes = [index for index in self.base if first <= index <= last]
+        return sum(covered(self.shown(index), *_block_range(index, start, end)) for index in indexes)
+
     # reads -------------------------------------------------------------------------------------------
     def shown(self, index: int) -> Parts:
         """What the base contributes to block `index`."""
@@ -273,6 +294,11 @@ class Content:
             if start + BLOCK > limit:
                 parts = clip(parts, limit - start) if start < limit else ()
         return parts
+
+
+def _block_range(index: int, start: int, end: int) -> tuple[int, int]:
+    """The part of the file's [start, end) in block `index`, counted from the block's beginning."""
+    return max(0, start - index * BLOCK), min(BLOCK, end - index * BLOCK)
 
 
 def operation(flight: Flight, base: int, *, full: bool | None = None) -> ContentOp:

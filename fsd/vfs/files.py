@@ -214,6 +214,10 @@ class FileCalls(NameCalls):
             self.out_of_space()
         self.disk_since = None
         pos += TIME.size
+        if node.rdev or offset > node.size:
+            over = min(end, node.size)
+            filled = over - offset - content.stored(offset, over) if over > offset else 0
+            node.rdev += max(0, offset - node.size) - filled
         content.wrote(offset, end, pos, core.now(), append=append)
         node.size = max(node.size, end)
         node.mtime = node.ctime = time
@@ -251,6 +255,10 @@ class FileCalls(NameCalls):
         core = self.core
         time = core.stamp()
         pos = self.flusher.log_change(node, TRUNC, size, [TIME.pack(time, 0)])
+        if size > node.size:
+            node.rdev += size - node.size
+        elif node.rdev:
+            node.rdev -= node.size - size - content.stored(size, node.size) if size else node.rdev
         content.cut(size, pos, core.now())
         node.size = size
         node.mtime = node.ctime = time

@@ -97,6 +97,8 @@ class NameCalls(AttributeCalls):
         given = self.inherited(directory, mode) if self.core.options.acl and target is None else None
         self.room(RECORD_ROOM if given is None else 4 * RECORD_ROOM + given.length)
         mode = mode & ~umask if given is None else given.safe
+        if stat.S_ISREG(mode):
+            rdev = 0
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
             if is_dir:

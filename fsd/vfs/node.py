@@ -35,6 +35,7 @@ class Inode:
     """One inode. Fields of stat are plain attributes: times ns, `mode` the whole st_mode, `size` as programs
     see it. Only the volume changes them.
 
+    `rdev` of a regular file counts the bytes of its size that nothing is stored for (see `model.attrs`).
     `stamp` rises whenever anything stat shows changes. `kernel` belongs to the kernel layer (ready-made
     EntryAttributes). `lookups` is the kernel's lookup count, kept by `Volume.lookup`, `create`, … and
     `forget`; `handles` counts open handles. `pending` counts own operations not yet acknowledged that
