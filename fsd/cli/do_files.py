@@ -1,4 +1,4 @@
-"""Handlers of the file commands by path: `cat`, `ls`, `stat`, `mv`, `rm`, `mkdir`, `chmod`, `ln`, `find`."""
+"""Handlers of the file commands by path, which need no mount; `cp` has a module of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fsd.cli.output import Document, Raw, align, visible
 from fsd.client.files import Files, FindFilter
 from fsd.client.http import Http
 from fsd.model.errors import PosixError, UsageError
+from fsd.model.limits import GREP_MATCHES
 
 KIND_LETTERS: Final = {
     "file": "-",
@@ -219,6 +220,29 @@ def _has_tag(match: dict[str, Any], tag: str) -> bool:
     key, equals, value = tag.partition("=")
     tags = match.get("tags") or {}
     return key in tags and (not equals or tags[key] == value)
+
+
+def grep(context: Context, args: SimpleNamespace) -> Document:
+    from fsd.client import grep as searching
+
+    pattern = searching.compiled(args.pattern, ignore_case=args.ignore_case)
+    limit = GREP_MATCHES if args.limit is None else args.limit
+    found = searching.grep(files(context), remote_path(args.path), pattern, limit)
+    value = {
+        "path": args.path,
+        "pattern": args.pattern,
+        "matches": found.matches,
+        "files_searched": found.files,
+        "files_binary": found.binary,
+        "truncated": found.truncated,
+    }
+
+    def text(value: Any) -> str:
+        lines = [f"{shown_name(m, 'path')}:{m['line']}:{visible(m['text'])}\n" for m in value["matches"]]
+        more = f"only the first {limit} lines; --limit asks for more\n" if value["truncated"] else ""
+        return "".join(lines) + more
+
+    return Document(value, text=text)
 
 
 def nothing_to_pack(context: Context, args: SimpleNamespace) -> Document:

@@ -69,6 +69,7 @@ FIELDS: Final = {
     "fs create-symlink": _ACTION + " link_path target",
     "fs create-hardlink": _ACTION + " link_path source_path",
     "find": "path matches[]",
+    "grep": "path pattern matches[] files_searched files_binary truncated",
     "fs pack-file-system": "status message",
     "fs unpack-file-system": "status message",
     "mount": "status file_system_id mount_path remote_path driver endpoint pid supervisor_pid state_dir"

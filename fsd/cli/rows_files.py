@@ -177,4 +177,17 @@ ROWS: Final = (
             LAYER,
         ),
     ),
+    Command(
+        ("grep",), ("fs", "search-file-content"), GROUP, "search in the content of files, no mount needed",
+        "fsd grep 'TODO|FIXME' /tasks", "do_files:grep", aliases=(("fs", "grep"),),
+        flags=(
+            flag("--pattern", "regular expression, as Python writes them", metavar="PATTERN", position=0,
+                 required=True),
+            flag("--path", "file or directory (default /)", metavar="PATH", position=1, default="/"),
+            switch("--ignore-case -i", "upper and lower case are the same"),
+            flag("--limit", "at most so many lines", values.integer(1), metavar="N"),
+            *STATE,
+            LAYER,
+        ),
+    ),
 )  # fmt: skip

@@ -35,8 +35,6 @@ def _nothing(long: str, word: str) -> Command:
 ROWS: Final = (
     _nothing("pack-file-system", "pack"),
     _nothing("unpack-file-system", "unpack"),
-    _row("searching in content comes with a later release; mount it and use grep", "grep",
-         "fs search-file-content", "fs grep"),
     _row("statistics come with a later release; the server has /metrics", "stats"),
     _row(SCOPES, "", "fs generate-file-system-scoped-token"),
     _row("refreshing belongs to scoped tokens, a later release; `fsd token rotate` replaces an owner token",

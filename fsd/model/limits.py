@@ -238,6 +238,9 @@ RENDER_HOLES_MAX: Final = 64 * GIB  # bytes of holes in the files of one renderi
 RENDER_HASHES: Final = 100_000  # remembered hashes of files that are more than one blob
 AUDIT_PACKS: Final = 64  # of a filesystem, taken at random, that an audit without --read-data reads
 KEEP_BLOBS_MAX: Final = 65_536  # of deleted files still open, 64 GiB: what is beyond goes after the grace
+GREP_LINE_MAX: Final = MIB  # of a line that is searched whole
+GREP_LINE_SHOWN: Final = 4 * KIB
+GREP_MATCHES: Final = 10_000  # lines of one answer, unless asked for another number
 
 # A mount's daemon.
 THINNING_STEPS: Final = 100  # of thinning in one turn; what is left goes in the next

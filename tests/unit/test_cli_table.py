@@ -63,7 +63,7 @@ TI = {
     "fs chmod-file": DATA + " --path --mode",
     "fs create-symlink": DATA + " --target --link-path",
     "fs create-hardlink": DATA + " --source-path --link-path",
-    "fs search-file-content": None,
+    "fs search-file-content": DATA + " --pattern --path --limit --layer-id",
     "fs find-files": DATA
     + " --path --file-name-pattern --resource-type --tag --newer --older --min-size-bytes --max-size-bytes"
     + " --limit --layer-id",

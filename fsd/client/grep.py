@@ -1,0 +1,111 @@
+"""`fsd grep`: lines of remote files that a regular expression matches, read by path; no mount is needed.
+
+The expression is Python's and the caller's own: what it costs, it costs here. Files are read in parallel and
+told in the order of `find`. A file with a NUL in its first piece is binary and left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from typing import Final
+
+from fsd.client.files import Files, FindFilter, JsonObject, raw_path
+from fsd.client.pool import Workers
+from fsd.model.errors import NotFound, UsageError
+from fsd.model.limits import COPY_PARALLEL, GREP_LINE_MAX, GREP_LINE_SHOWN
+from fsd.model.names import show
+
+_BATCH: Final = 64  # files between two looks at the limit
+
+
+@dataclass(slots=True)
+class Found:
+    """`matches` in the order of paths and lines; `truncated`: there may be more."""
+
+    matches: list[JsonObject] = field(default_factory=list)
+    files: int = 0
+    binary: int = 0
+    truncated: bool = False
+
+
+def compiled(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
+    """Raises `UsageError` for what is no regular expression."""
+    try:
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except (re.error, OverflowError, RecursionError) as exc:
+        raise UsageError(
+            f"{pattern!a} is no regular expression: {exc}",
+            hint="a backslash takes a sign literally",
+        ) from exc
+
+
+def grep(api: Files, top: bytes, pattern: re.Pattern[str], limit: int) -> Found:
+    """At most `limit` matching lines of the files below `top`, or of the file `top`."""
+    found = Found()
+    about = api.stat(top)
+    files = iter([about]) if about["kind"] == "file" else api.find(top, FindFilter(kind="file"))
+    while batch := list(islice(files, _BATCH)):
+        _search(api, [raw_path(one) for one in batch], pattern, limit, found)
+        if len(found.matches) >= limit:
+            found.truncated = len(found.matches) > limit or next(files, None) is not None
+            del found.matches[limit:]
+            break
+    return found
+
+
+def _search(api: Files, paths: list[bytes], pattern: re.Pattern[str], limit: int, found: Found) -> None:
+    """One batch, to its end."""
+    lines: dict[int, list[JsonObject] | None] = {}
+
+    def look(at: int, path: bytes) -> None:
+        try:
+            lines[at] = _lines_of(api, path, pattern, limit + 1)
+        except NotFound:
+            lines[at] = []  # removed since it was found
+
+    with Workers(min(COPY_PARALLEL, len(paths))) as workers:
+        for at, path in enumerate(paths):
+            workers.submit(partial(look, at, path))
+    for at in range(len(paths)):
+        matches = lines[at]
+        found.files += matches is not None
+        found.binary += matches is None
+        found.matches += matches or []
+
+
+def _lines_of(api: Files, path: bytes, pattern: re.Pattern[str], limit: int) -> list[JsonObject] | None:
+    """The matching lines of a file, at most `limit`; None: it is binary."""
+    matches: list[JsonObject] = []
+    rest, number, first = b"", 1, True
+    for piece in chain(api.read(path), (b"",)):
+        if first and b"\0" in piece:
+            return None
+        first = False
+        lines = (rest + piece).split(b"\n")
+        rest = lines.pop()
+        if not piece or len(rest) > GREP_LINE_MAX:  # the end, or a line that is searched in parts
+            lines.append(rest)
+        for at, line in enumerate(lines):
+            if pattern.search(line.removesuffix(b"\r").decode("utf-8", "surrogateescape")):
+                matches.append(_told(path, number + at, line.removesuffix(b"\r")))
+                if len(matches) >= limit:
+                    return matches
+        number += len(lines)
+        if lines and lines[-1] is rest:
+            rest, number = b"", number - 1
+    return matches
+
+
+def _told(path: bytes, number: int, line: bytes) -> JsonObject:
+    shown = line[:GREP_LINE_SHOWN]
+    made: JsonObject = {"path": show(path), "line": number, "text": show(shown)}
+    for name, raw in (("path", path), ("text", shown)):
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            made[f"{name}_b64"] = base64.b64encode(raw).decode()
+    return made

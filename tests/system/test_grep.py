@@ -1,0 +1,86 @@
+"""`fsd grep`: content searched by path, without a mount."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from support.cli import Outcome, process
+from support.server import TestFs, shared_fs, shared_server  # noqa: F401
+
+from fsd.client import grep as searching
+from fsd.client.files import Files
+from fsd.client.http import Http
+from fsd.client.identity import Claim, data_identity
+from fsd.host.seam import Host
+from fsd.model.limits import GREP_LINE_MAX, GREP_LINE_SHOWN
+
+
+def put(fs: TestFs, path: str, data: bytes) -> None:
+    assert fs.ask("PUT", f"/files{path}?parents=1", data).status == 200
+
+
+def grep(fs: TestFs, *argv: str | bytes) -> Outcome:
+    return process("grep", *argv, env=fs.env)
+
+
+def lines(found: Outcome) -> list[tuple[str, int, str]]:
+    assert found.code == 0, found.err
+    return [(m["path"], m["line"], m["text"]) for m in found.json["matches"]]
+
+
+def test_lines_of_files_in_order(shared_fs: TestFs) -> None:  # noqa: F811
+    put(shared_fs, "/b", b"one\nTODO two\r\nthree\nTODO last")
+    put(shared_fs, "/a/x", "todo ä\nTODO ö\n".encode())
+    put(shared_fs, "/a/binary", b"TODO\0")
+    put(shared_fs, "/a/empty", b"")
+    put(shared_fs, "/a/%FF", b"TODO \xff\n")
+    found = grep(shared_fs, "TODO")
+    assert lines(found) == [
+        ("/a/x", 2, "TODO ö"),
+        ("/a/\\xff", 1, "TODO \\xff"),
+        ("/b", 2, "TODO two"),
+        ("/b", 4, "TODO last"),
+    ]
+    odd = found.json["matches"][1]
+    assert (
+        base64.b64decode(odd["path_b64"]) == b"/a/\xff" and base64.b64decode(odd["text_b64"]) == b"TODO \xff"
+    )
+    assert (found.json["files_searched"], found.json["files_binary"]) == (4, 1)
+    assert found.json["truncated"] is False
+    assert lines(grep(shared_fs, "-i", "^todo .$", "/a/x")) == [("/a/x", 1, "todo ä"), ("/a/x", 2, "TODO ö")]
+    assert lines(grep(shared_fs, b"TODO \xff", "/")) == [("/a/\\xff", 1, "TODO \\xff")]
+    assert lines(grep(shared_fs, "nowhere")) == []
+    text = process("grep", "two", "/b", "--output", "text", env=shared_fs.env)
+    assert text.text == "/b:2:TODO two\n"
+    old = process("fs", "search-file-content", "--pattern", "last$", "--path", "/", env=shared_fs.env)
+    assert lines(old) == [("/b", 4, "TODO last")]
+
+
+def test_bounds_and_refusals(shared_fs: TestFs) -> None:  # noqa: F811
+    for number in range(70):  # more than one batch
+        put(shared_fs, f"/d/{number:02}", b"x\n" * 3)
+    some = grep(shared_fs, "x", "/d", "--limit", "200")
+    assert len(lines(some)) == 200 and some.json["truncated"] is True
+    assert lines(some)[-1] == ("/d/66", 2, "x")
+    whole = grep(shared_fs, "x", "/d", "--limit", "210")
+    assert len(lines(whole)) == 210 and whole.json["truncated"] is False
+    assert grep(shared_fs, "(", "/").code == 2
+    assert grep(shared_fs, "x", "/none").code == 5
+    assert grep(shared_fs, "x", "relative").code == 2
+
+
+def test_a_long_line_is_searched_in_parts(shared_fs: TestFs) -> None:  # noqa: F811
+    put(shared_fs, "/long", b"a" * (2 * GREP_LINE_MAX + 5) + b"needle\nneedle\n")
+    api = Files(Http(data_identity(Claim(token=shared_fs.token)), Host()))
+    found = searching.grep(api, b"/long", searching.compiled("needle", ignore_case=False), 10)
+    assert [one["line"] for one in found.matches] == [1, 2]
+    assert len(found.matches[0]["text"]) <= GREP_LINE_SHOWN
+
+
+def test_as_it_was(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+    put(shared_fs, "/f", b"before\n")
+    made = shared_fs.ask("POST", "/checkpoints", {}).json["checkpoint_id"]
+    put(shared_fs, "/f", b"after\n")
+    assert lines(grep(shared_fs, "before|after", "/", "--checkpoint", made)) == [("/f", 1, "before")]
+    assert lines(grep(shared_fs, "before|after")) == [("/f", 1, "after")]
