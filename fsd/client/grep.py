@@ -15,11 +15,12 @@ from typing import Final
 
 from fsd.client.files import Files, FindFilter, JsonObject, raw_path
 from fsd.client.pool import Workers
-from fsd.model.errors import NotFound, UsageError
+from fsd.model.errors import Conflict, NotFound, UsageError
 from fsd.model.limits import COPY_PARALLEL, GREP_LINE_MAX, GREP_LINE_SHOWN
 from fsd.model.names import show
 
 _BATCH: Final = 64  # files between two looks at the limit
+_TRIES: Final = 5  # of a file that changes while it is read
 
 
 @dataclass(slots=True)
@@ -62,10 +63,16 @@ def _search(api: Files, paths: list[bytes], pattern: re.Pattern[str], limit: int
     lines: dict[int, list[JsonObject] | None] = {}
 
     def look(at: int, path: bytes) -> None:
-        try:
-            lines[at] = _lines_of(api, path, pattern, limit + 1)
-        except NotFound:
-            lines[at] = []  # removed since it was found
+        for left in reversed(range(_TRIES)):
+            try:
+                lines[at] = _lines_of(api, path, pattern, limit + 1)
+                return
+            except NotFound:
+                lines[at] = []  # removed since it was found
+                return
+            except Conflict:
+                if not left:
+                    raise  # whoever writes it does nothing else
 
     with Workers(min(COPY_PARALLEL, len(paths))) as workers:
         for at, path in enumerate(paths):

@@ -156,6 +156,10 @@ def unmount(
         if directory.alive(record.mount_id):
             raise
         return _unmount_dead(resolved, record)
+    except Busy as exc:
+        if os.getppid() in exc.details.get("pids", ()):
+            exc.hint = f"the shell this was typed in is one of them: `cd` out of it first; else {exc.hint}"
+        raise
     _wait_gone(directory, record, host, 30.0, say)
     if mountpoint.still_listed(resolved, record.source):
         raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")

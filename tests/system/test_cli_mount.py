@@ -260,3 +260,20 @@ def test_the_mount_does_not_hold_the_callers_pipes(sandbox: Sandbox) -> None:
     )
     assert json.loads(done.stdout)["status"] == "mounted"
     sandbox.unmount()
+
+
+def test_a_shell_that_is_in_the_mount_itself_is_told_so(sandbox: Sandbox) -> None:
+    sandbox.mount()
+    script = '"$@" unmount .; exit $?'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command()],
+        cwd=sandbox.mountpoint,
+        env=sandbox.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert "(sh)" in done.stderr and "the shell this was typed in is one of them" in done.stderr
+    sandbox.unmount()
