@@ -21,11 +21,11 @@ class Attr(NamedTuple):
     """One version of an inode, as rows, answers and the client's memory hold it.
 
     `mode` is the whole st_mode. Times are ns since the epoch. `target` is a symlink's. `parent` is set for
-    directories. `rdev` is the device number of a device node; a regular file has none, and there it counts the
-    bytes of its size that nothing is stored for (0 also where that was never counted). `parts` is the stored
-    form of the first block (`blocks.encode`); further blocks are asked for. `xattrs` maps name to value. `born`
-    is the seq of this version; `cseq` the seq at which the content last changed (what a content operation is
-    based on); `writer` the session that did that.
+    directories. `rdev` is the device number of a device node; a regular file has none, and there it counts
+    the bytes of its size that nothing is stored for (0 also where that was never counted). `parts` is the
+    stored form of the first block (`blocks.encode`); further blocks are asked for. `xattrs` maps name to
+    value. `born` is the seq of this version; `cseq` the seq at which the content last changed (what a content
+    operation is based on); `writer` the session that did that.
     """
 
     ino: int

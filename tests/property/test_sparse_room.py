@@ -34,9 +34,9 @@ def play(client: Client, rng: random.Random, rounds: int) -> int:
         at = rng.choice((0, rng.randrange(5 * BLOCK), rng.randrange(40 * BLOCK), node.size))
         if what < 0.55:
             data = rng.randbytes(rng.choice((1, 100, 4096, 70_000, 300_000)))
-            client.call(lambda v, at=at, data=data: v.write(fh, at, data))  # type: ignore[misc]
+            client.call(lambda v, at=at, data=data: v.write(fh, at, data))
         elif what < 0.75:
-            client.call(lambda v, at=at: v.setattr(node.ino, size=at))  # type: ignore[misc]
+            client.call(lambda v, at=at: v.setattr(node.ino, size=at))
         else:
             client.call(lambda v: v.fsync(fh, False))
             assert counted(client, node.ino) == (node.size, node.rdev)
