@@ -71,6 +71,7 @@ class Capture:
         self._found = Captured()
         self._guard = threading.Lock()
         self._sent: set[str] = set()
+        self._opened: set[int] = set()  # files that wait for a worker, or are being read
 
     def run(self, root: str) -> Captured:
         """Capture the directory `root`. Raises `InvalidWorkspace`, `UnsupportedEntry`, `InvalidPath`,
@@ -84,6 +85,8 @@ class Capture:
                 self._walk(top, "", 0, workers)
         finally:
             os.close(top)
+            for fd in self._opened:  # of jobs that an error elsewhere kept from beginning
+                os.close(fd)
         self._found.entries.sort(key=lambda entry: entry.path.encode())
         return self._found
 
@@ -125,6 +128,8 @@ class Capture:
             opened = os.open(name, _FILE, dir_fd=fd)
         except OSError as exc:
             raise InvalidWorkspace(f"{path!r} cannot be read: {exc.strerror}") from exc
+        with self._guard:
+            self._opened.add(opened)
         workers.submit(partial(self._file, opened, path))
         return True
 
@@ -149,7 +154,10 @@ class Capture:
         return True
 
     def _link(self, fd: int, name: str, path: str) -> bool:
-        target = os.readlink(name, dir_fd=fd)
+        try:
+            target = os.readlink(name, dir_fd=fd)
+        except OSError as exc:
+            raise InvalidWorkspace(f"{path!r} went away or cannot be read: {exc.strerror}") from exc
         try:
             target.encode()
             good = stays_inside(path, target)
@@ -218,6 +226,8 @@ class Capture:
                 ) from exc
             raise InvalidWorkspace(f"{path!r} cannot be read: {exc.strerror}") from exc
         finally:
+            with self._guard:
+                self._opened.discard(fd)
             os.close(fd)
 
     def _read(self, fd: int, spool: IO[bytes]) -> tuple[str, int]:

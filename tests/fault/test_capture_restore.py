@@ -182,6 +182,16 @@ def test_what_a_manifest_cannot_hold_fails_by_name(tmp_path: Path) -> None:
     assert links.skipped == ["bad"]
 
 
+def test_a_capture_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number:03}").write_bytes(b"x" * (2000 if number % 20 == 7 else 10))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(TooLarge):
+            Capture(ALL, Secrets([]), Blobs(), file_max=1000).run(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     source = tmp_path / "s"
     source.mkdir()
