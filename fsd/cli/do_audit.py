@@ -35,8 +35,8 @@ def audit(context: Context, args: SimpleNamespace) -> Document:
         raise UsageError("--data-dir and --database name two databases", hint="give one of them")
     if args.data_dir is None and database is None:
         raise UsageError("--data-dir or --database (else FSD_DATABASE_URL) is needed")
-    if args.data_dir is not None and not Path(args.data_dir).is_dir():
-        raise NotFound(f"there is no data directory {args.data_dir}")
+    if args.data_dir is not None:
+        _check_is_data(Path(args.data_dir))
     if args.plan is not None and not args.repair:
         raise UsageError("--plan belongs to --repair")
     blobs = store_url(context.env, args.blobs, BLOBS, "--blobs", context.say)
@@ -63,6 +63,19 @@ def audit(context: Context, args: SimpleNamespace) -> Document:
         return _look(args, db, store, wanted, kept)
     finally:
         db.close()
+
+
+def _check_is_data(directory: Path) -> None:
+    """Opening makes what is absent, and all is well with what is empty: the wrong directory must not pass."""
+    from fsd.meta.sqlite import FILE
+
+    if not directory.is_dir():
+        raise NotFound(f"there is no data directory {directory}")
+    if not (directory / FILE).is_file():
+        raise NotFound(
+            f"{directory} holds no {FILE}: it is no data directory of `fsd serve`, or its database is lost",
+            hint="give the directory that `fsd serve --data-dir` has; of a lost database bring a copy back",
+        )
 
 
 def _look(

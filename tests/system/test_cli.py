@@ -557,6 +557,10 @@ def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:  # n
     assert told["ok"] and (told["file_systems"], told["packs"], told["findings"]) == (1, 1, [])
     assert process("audit", "--data-dir", str(server.data_dir), fs.id).code == 0
     assert process("audit", "--data-dir", str(tmp_path / "absent")).code == 5
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    none = process("audit", "--data-dir", str(wrong))
+    assert none.code == 5 and "no data directory of" in none.err and not list(wrong.iterdir())
     with sqlite3.connect(server.data_dir / "fsd.db") as db:
         db.execute("UPDATE inode SET nlink = 7 WHERE nlink = 2")
     found = process("audit", "--data-dir", str(server.data_dir))
