@@ -53,6 +53,43 @@ BRINGS_SQL: Final = {
         f"SELECT fs, ino, idx, parts, CAST(? AS BIGINT), {_LIVE} FROM block{_SEEN}"
     ),
 }
+# Of each table: a live row from behind the state that the state does not have as it is, or one of the state's
+# whose key has nothing now. `what` are columns that are compared; some may be NULL on both sides.
+_COMPARED: Final = {
+    "inode": ("ino", "mode nlink uid gid size atime mtime ctime rdev parent", "target parts xattrs"),
+    "dentry": ("parent name", "+ino", ""),  # not by the index of its inodes
+    "block": ("ino idx", "parts", ""),
+}
+
+
+def _equal(columns: str) -> str:
+    plus = {one.lstrip("+"): "+" * one.startswith("+") for one in columns.split()}
+    return "".join(f" AND {sign}o.{one}=l.{one}" for one, sign in plus.items())
+
+
+def _equal_or_null(columns: str) -> str:
+    return "".join(
+        f" AND (o.{one}=l.{one} OR o.{one} IS NULL AND l.{one} IS NULL)" for one in columns.split()
+    )
+
+
+# fs, the state, the state, the state.
+CAME_SQL: Final = {
+    table: (
+        f"SELECT 1 FROM {table} l WHERE l.fs=? AND l.born>? AND +l.died={_LIVE} AND NOT EXISTS "
+        f"(SELECT 1 FROM {table} o WHERE o.fs=l.fs{_equal(key)} AND o.died>? AND o.died<{_LIVE} "
+        f"AND +o.born<=?{_equal(values)}{_equal_or_null(perhaps)}) LIMIT 1"
+    )
+    for table, (key, values, perhaps) in _COMPARED.items()
+}
+# fs, the state, the head, the state.
+WENT_SQL: Final = {
+    table: (
+        f"SELECT 1 FROM {table} o WHERE o.fs=? AND o.died>? AND o.died<=? AND o.died<{_LIVE} AND +o.born<=? "
+        f"AND NOT EXISTS (SELECT 1 FROM {table} l WHERE l.fs=o.fs{_equal(key)} AND l.died={_LIVE}) LIMIT 1"
+    )
+    for table, (key, _, _) in _COMPARED.items()
+}
 BORN_SQL: Final = "SELECT {} FROM {} WHERE fs=? AND born=?"
 DIED_SQL: Final = "SELECT {} FROM {} WHERE fs=? AND died=? AND died<" + _LIVE
 # Files that are removed by the restore: where they were, for content that still comes for them.
@@ -95,6 +132,15 @@ class Restored:
     undo: dict[str, Any] | None
 
 
+def _is_there(tx: Tx, fs: FsRef, at: int, head: int) -> bool:
+    """Whether the live tree is the state already, times included: restored before, say. It costs little where
+    it is not: the first row that differs ends it."""
+    for table in _COMPARED:
+        if tx.one(CAME_SQL[table], (fs.id, at, at, at)) or tx.one(WENT_SQL[table], (fs.id, at, head, at)):
+            return False
+    return True
+
+
 class Restores:
     """Inside a `Database` function; any thread."""
 
@@ -112,7 +158,7 @@ class Restores:
         self.check_writers(tx, fs, wish)
         if wish.path:
             return self._path(tx, fs, wish, state.at, head)
-        if state.at == head:
+        if state.at == head or _is_there(tx, fs, state.at, head):
             return Restored(head, False, 0, None)
         return self._whole(tx, fs, wish, state.at, head)
 

@@ -8,13 +8,13 @@ import random
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bench import Bench
+from support.bench import Bench, Mount
 from support.postgres import PostgresServer
 
 from fsd.host.seam import Host
@@ -296,6 +296,40 @@ def test_the_feed_tells_a_restore_and_of_a_large_one_to_start_over(
         assert bench.service.feed.read(bench.fs, large.seq).changes == ()
         assert not bench.service.feed.read(bench.fs, large.seq).reset
         assert bench.read(bench.find("f7")) == b"one"
+
+
+def test_a_restore_of_what_is_there_does_nothing(bench: Bench) -> None:
+    mount = bench.mount()
+    directory = mount.mkdir(ROOT_INO, b"d")
+    kept = mount.file(directory, b"kept", b"1")
+    long = mount.file(ROOT_INO, b"long", b"x" * (BLOCK + 5))
+    mount.symlink(ROOT_INO, b"link", b"long")
+    mount.setxattr(kept, b"user.a", b"1")
+    mount.commit()
+    made = make(bench)["checkpoint_id"]
+
+    def differs(act: Callable[[Mount], object]) -> None:
+        other = bench.mount("other")
+        act(other)
+        other.commit()
+        wish = Wish(At(checkpoint=made), force=True)
+        done, again = (
+            bench.service.db.write(lambda tx: bench.service.restores.restore(tx, bench.fs, None, wish))
+            for _ in range(2)
+        )
+        assert done.moved
+        assert done.undo is not None
+        assert (again.moved, again.changes, again.undo, again.seq) == (False, 0, None, done.seq)
+
+    differs(lambda other: other.write(kept, b"2", 2**40))
+    differs(lambda other: other.write(long, b"x" * BLOCK + b"other", 2**40))
+    differs(lambda other: other.setattr(kept, mode=0o600))
+    differs(lambda other: other.setxattr(kept, b"user.a", None))
+    differs(lambda other: other.file(directory, b"new", b""))
+    differs(lambda other: other.unlink(directory, b"kept", kept, 2**40))
+    differs(lambda other: other.rename(directory, b"kept", kept, ROOT_INO, b"moved"))
+    differs(lambda other: other.link(kept, ROOT_INO, b"second"))
+    assert len(page(bench)[0]) == 9
 
 
 def test_a_path_restore_leaves_what_is_outside_alone(bench: Bench) -> None:

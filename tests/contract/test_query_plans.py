@@ -46,6 +46,13 @@ INODE_AT = (
 )
 
 
+KEYS = {
+    "inode": "fs=? AND ino=?",
+    "dentry": "fs=? AND parent=? AND name=?",
+    "block": "fs=? AND ino=? AND idx=?",
+}
+
+
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
@@ -136,6 +143,26 @@ INODE_AT = (
         *[
             (sql, [f"SEARCH {table} USING INDEX {table}_died (fs=? AND died>? AND died<?)"])
             for table, sql in restore.BRINGS_SQL.items()
+        ],
+        *[
+            (
+                restore.CAME_SQL[table],
+                [
+                    f"SEARCH l USING INDEX {table}_born (fs=? AND born>?)",
+                    f"SEARCH o USING PRIMARY KEY ({key} AND died>? AND died<?)",
+                ],
+            )
+            for table, key in KEYS.items()
+        ],
+        *[
+            (
+                restore.WENT_SQL[table],
+                [
+                    f"SEARCH o USING INDEX {table}_died (fs=? AND died>? AND died<?)",
+                    f"SEARCH l USING PRIMARY KEY ({key} AND died=?)",
+                ],
+            )
+            for table, key in KEYS.items()
         ],
         *[
             (
