@@ -247,7 +247,7 @@ def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> list[
 
 
 def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> tuple[list[thinning.Point], int]:
-    """The filesystem's own checkpoints that may go, and how many others it has."""
+    """The filesystem's own checkpoints that may go, as they were made, and how many others it has."""
     thread = f"fsd:{fs.name}"
     now = ctx.host.wall_ns()
     found: list[thinning.Point] = []
@@ -264,7 +264,7 @@ def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> tuple[list[thinning.
             else:
                 apart += 1
         if before is None:
-            return found, apart
+            return found[::-1], apart
 
 
 # -- comparing ---------------------------------------------------------------------------------------

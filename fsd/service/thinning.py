@@ -41,9 +41,9 @@ def read_keep(text: str) -> dict[str, int]:
 
 
 def doomed(points: Sequence[Point], keep: dict[str, int]) -> list[str]:
-    """The ids that no rule keeps, oldest first. Of each period the newest stays; periods without any do not
-    count."""
-    newest_first = sorted(points, key=lambda point: point.at, reverse=True)
+    """The ids that no rule keeps, oldest first, of `points` in the order they were made: a clock that was set
+    back does not make the newest old. Of each period the newest stays; periods without any do not count."""
+    newest_first = points[::-1]
     stay = {point.name for point in newest_first[: keep.get("last", 0)]}
     for rule, count in keep.items():
         if rule == "last":

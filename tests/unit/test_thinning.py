@@ -18,7 +18,7 @@ def points(*hours: float) -> list[Point]:
 
 def kept(rule: str, some: list[Point]) -> list[str]:
     gone = doomed(some, read_keep(rule))
-    assert gone == [point.name for point in sorted(some, key=lambda p: p.at) if point.name in gone]
+    assert gone == [point.name for point in some if point.name in gone], "oldest first"
     return [point.name for point in some if point.name not in gone]
 
 
@@ -34,6 +34,14 @@ def test_the_newest_of_each_of_the_newest_periods_that_have_one() -> None:
     assert kept("daily=2", points(1, 23, 25, 47, 24 * 30)) == ["47", "720"]
     assert kept("weekly=2", points(0, 24 * 3.9, 24 * 4.1, 24 * 5)) == ["93.6", "120"]
     assert kept("monthly=1,yearly=2", points(0, 24 * 40, 24 * 400)) == ["960", "9600"]
+
+
+def test_a_clock_that_was_set_back_does_not_make_the_newest_old() -> None:
+    some = points(10, 11, 10.5, 10.75)  # as they were made
+    assert kept("1", some) == ["10.75"]
+    assert kept("hourly=1", some) == ["10.75"]
+    assert kept("hourly=2", some) == ["11", "10.75"]
+    assert kept("last=2", points(24 * 365, 1, 2, 3)) == ["2", "3"], "nor one that was ahead keep one for ever"
 
 
 def test_rules_add_up() -> None:
