@@ -46,8 +46,8 @@ class Loop(Protocol):
 @dataclass(slots=True, eq=False)
 class Parked:
     """One waiter. `wake(None)` when the want ended, `wake(error)` to end the waiting early; `pid` is the
-    process that waits (0: unknown), `inherited` when it is only the one that opened the handle. `since` and
-    `deadline` are monotonic seconds."""
+    process that waits (0: unknown), `inherited` when it is only the one that opened the handle. `undone`:
+    nothing of its call has happened yet. `since` and `deadline` are monotonic seconds."""
 
     want: Want
     wake: Callable[[BaseException | None], None]
@@ -55,6 +55,7 @@ class Parked:
     deadline: float | None
     pid: int
     inherited: bool
+    undone: bool = False
     woken: bool = False
 
 
@@ -142,6 +143,7 @@ class Machine:
         since: float | None = None,
         pid: int = 0,
         inherited: bool = False,
+        undone: bool = False,
         bounded: bool = True,
     ) -> Callable[[], object]:
         """Have `wake` called once: with None when `want` ended, with an error when `within` seconds have
@@ -152,7 +154,7 @@ class Machine:
         now = self.host.monotonic()
         since = now if since is None else since
         deadline = None if within is None else since + within
-        parked = Parked(want, wake, since, deadline, pid, inherited)
+        parked = Parked(want, wake, since, deadline, pid, inherited, undone)
         key = self._next_key = self._next_key + 1
         self._parked[key] = parked
         if want.finished:
@@ -160,7 +162,14 @@ class Machine:
         return partial(self._parked.pop, key, None)
 
     async def wait(
-        self, want: Want, *, within: float | None, since: float, pid: int = 0, inherited: bool = False
+        self,
+        want: Want,
+        *,
+        within: float | None,
+        since: float,
+        pid: int = 0,
+        inherited: bool = False,
+        undone: bool = False,
     ) -> None:
         """Park the calling handler until `want` has ended; raises what it ended with, or what ended the
         waiting early."""
@@ -173,6 +182,7 @@ class Machine:
                 since=since,
                 pid=pid,
                 inherited=inherited,
+                undone=undone,
             )
             self.pump()
             try:

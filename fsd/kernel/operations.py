@@ -124,6 +124,7 @@ class FsdOperations(pyfuse3.Operations):
                     since=since,
                     pid=pid,
                     inherited=inherited,
+                    undone=park.again,
                 )
                 if not park.again:
                     return park.want.result  # type: ignore[return-value]
@@ -393,5 +394,5 @@ class FsdOperations(pyfuse3.Operations):
 
 
 def interrupted() -> FUSEError:
-    """What a parked request of a killed caller ends with."""
+    """What a parked request of a caller that is to end ends with."""
     return FUSEError(errno.EINTR)

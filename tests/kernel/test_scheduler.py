@@ -179,6 +179,47 @@ def test_a_killed_client_with_a_parked_request_is_gone(tiny: Tiny) -> None:
     assert Call(lambda: (tiny.place / "after").write_bytes(b"fine")).join(2) == 4
 
 
+WAITER = """
+import os, signal, sys
+def told(*_): raise SystemExit(7)
+signal.signal(signal.SIGINT, told)
+what, path = sys.argv[1:]
+if what == "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+file = os.open(path, os.O_RDWR | os.O_CREAT) if what == "fsync" else -1
+print("here", flush=True)
+os.fsync(file) if what == "fsync" else os.path.exists(path)
+if what == "blocked": raise SystemExit(8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "slow", "code"),
+    [
+        ("lookup", 20000, 7),
+        pytest.param("fsync", 4000, 7, marks=pytest.mark.long),
+        pytest.param("blocked", 4000, 8, marks=pytest.mark.long),
+    ],
+)
+def test_a_program_that_handles_ctrl_c_gets_it_while_it_waits(
+    tiny_mini: Tiny, what: str, slow: int, code: int
+) -> None:
+    """Not in the middle of an fsync, which an error would tell that data is lost, and not what it blocks."""
+    tiny = tiny_mini
+    path = tiny.place / f"slow{slow}"
+    client = subprocess.Popen([sys.executable, "-c", WAITER, what, path], stdout=subprocess.PIPE)
+    try:
+        assert client.stdout is not None
+        client.stdout.readline()
+        wait_for(lambda: parked(client.pid), 5, "the client to be parked")
+        start = time.monotonic()
+        client.send_signal(signal.SIGINT)
+        assert client.wait(15) == code
+        assert (time.monotonic() - start > 2.5) == (what != "lookup")
+    finally:
+        client.kill()
+        client.communicate(timeout=10)
+
+
 def test_a_client_killed_between_poll_and_read_freezes_nothing(tiny_mini: Tiny) -> None:
     """The kernel drops its unread request; a blocking read would hold the GIL until the next one."""
     tiny = tiny_mini
