@@ -388,8 +388,9 @@ def _write_statistics(conn: sqlite3.Connection) -> None:
 
 def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
     """Grow the WAL once, without waiting for the disk, and the database not at all. On a full disk the server
-    still starts, to read."""
+    still starts, to read. Whoever was killed or kept waiting in the middle left the table."""
     try:
+        conn.execute("DROP TABLE IF EXISTS wal_fill")
         conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         if (directory / f"{FILE}-wal").stat().st_size < _WAL_FILL:
             pages = _pragma(SqliteTx(conn), "page_count")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -235,6 +236,27 @@ def test_postgresql_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         open_database("postgresql://fsd:hidden@127.0.0.1:9/x", Host())
     assert "hidden" not in caught.value.message + caught.value.hint
+
+
+def test_what_was_killed_while_it_made_the_wal_opens(tmp_path: Path) -> None:
+    """Between the table of zeros and its removal: its creator is gone, or was refused the lock in between."""
+    open_database(tmp_path, Host()).close()
+
+    def leave() -> None:
+        with closing(sqlite3.connect(tmp_path / "fsd.db", isolation_level=None)) as other:
+            other.execute("CREATE TABLE wal_fill (zeros BLOB)")
+            other.execute("INSERT INTO wal_fill VALUES (zeroblob(100000))")
+
+    leave()
+    database = open_database(tmp_path, Host())
+    try:
+        leave()
+        while database.give_back(100):
+            pass
+        names = database.read(lambda tx: tx.all("SELECT name FROM sqlite_master WHERE name='wal_fill'"))
+        assert names == []
+    finally:
+        database.close()
 
 
 def test_a_copy_of_a_data_directory_opens(tmp_path: Path) -> None:
