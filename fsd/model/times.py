@@ -65,8 +65,8 @@ def parse_rfc3339(text: str, where: str) -> int:
 
 
 def parse_when(text: str, now: int, where: str) -> int:
-    """An RFC 3339 time, or a duration before `now` such as `90s`, `15m`, `24h`, `7d`."""
+    """An RFC 3339 time, or a duration before `now` (`90s`, `15m`, `24h`, `7d`); as a row can hold it."""
     match = _DURATION.fullmatch(text)
     if match is not None:
-        return now - int(match.group(1)) * _UNIT_NS[match.group(2)]
-    return parse_rfc3339(text, where)
+        return storable(now - int(match.group(1)) * _UNIT_NS[match.group(2)])
+    return storable(parse_rfc3339(text, where))

@@ -108,7 +108,7 @@ def _parse(raw: bytes | str, what: str, number: type[Number] | None) -> Any:
             object_pairs_hook=_object,
         )
     except RecursionError as exc:
-        raise UsageError(f"{what} is nested too deep") from exc
+        raise UsageError(f"{what} is nested deeper than a reader goes") from exc
     except _BadNumberError as exc:
         raise UsageError(f"{what} holds {exc}, which is no JSON number") from exc
     except _DuplicateError as exc:
