@@ -244,8 +244,10 @@ def test_what_was_killed_while_it_made_the_wal_opens(tmp_path: Path) -> None:
 
     def leave() -> None:
         with closing(sqlite3.connect(tmp_path / "fsd.db", isolation_level=None)) as other:
-            other.execute("CREATE TABLE wal_fill (zeros BLOB)")
-            other.execute("INSERT INTO wal_fill VALUES (zeroblob(100000))")
+            for name in ("wal_fill", "free_room"):
+                other.execute(f"CREATE TABLE {name} (zeros BLOB)")
+                other.execute(f"INSERT INTO {name} VALUES (zeroblob(100000))")
+            other.execute("DROP TABLE free_room")
 
     leave()
     database = open_database(tmp_path, Host())
