@@ -138,6 +138,7 @@ CALL_PATIENCE: Final = 8.0
 SEGMENT: Final = 64 * MIB
 BUFFER_MAX: Final = 16 * GIB
 SMALL_FILE: Final = 64 * KIB  # content kept in memory as well until it is flushed
+LISTING_MAX: Final = 50_000  # names of a directory that are all loaded to list it; of more, page by page
 INODES_MAX: Final = 150_000  # a mount keeps in memory; above it cold directories are forgotten
 BLOB_MEMORY: Final = 16 * MIB  # bytes of blobs a mount keeps decoded
 RECENT_SOURCES: Final = 8192  # of committed blobs it can make again from its log

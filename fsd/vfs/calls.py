@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, NoReturn, TypeVar
@@ -42,6 +43,21 @@ class Asked(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Stream:
+    """Where a handle's reading of a large directory is. `first` is the cookie of the first name in its
+    listing; `marks` are the pages read: the cookie each begins at, and the name it begins behind."""
+
+    local: dict[bytes, int]
+    first: int = 0
+    after: bytes = b""
+    ended: bool = False
+    fresh: bool = True  # nothing was given out since it began
+    waited: int = 0
+    marks: list[tuple[int, bytes]] = field(default_factory=list)
+    passed: deque[list[bytes]] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
 class Handle:
     """An open file or directory. `error` is told once, by the next fsync or flush. `takes` are mode bits
     that writing by who opened it takes from the file and the kernel leaves to us."""
@@ -53,6 +69,7 @@ class Handle:
     listing: list[tuple[bytes, int]] = field(default_factory=list)
     next_read: int = 0
     takes: int = 0
+    stream: Stream | None = None  # of a directory that is read page by page
 
     @property
     def writable(self) -> bool:
@@ -73,6 +90,7 @@ class Calls:
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
+        self.patient: list[Want] = []  # listings that wait until the kernel has forgotten names
         self.round_at = 0.0
         self.disk_wants: list[Want] = []  # for room on the disk itself
         self.disk_since: float | None = None  # nothing could be written since

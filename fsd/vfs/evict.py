@@ -6,6 +6,7 @@ inode goes with its FORGET. Nothing of which the server lacks anything is touche
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from fsd.model.limits import INODES_MAX
@@ -45,21 +46,30 @@ class Evictor:
             return 0
         if directory.names_pending or directory.names_stale:
             return 0
-        nodes = self.core.nodes.by_ino
-        freed = 0
-        for name, ino in list(directory.entries.items()):
-            child = nodes.get(ino) if ino is not None else None
-            if child is not None:
-                if not _cold(child):
-                    continue
-                if child.lookups:
-                    self.core.invalidations.append(Invalidation(directory.ino, name))
-                else:
-                    self.core.nodes.drop(child)
-                freed += 1
-            del directory.entries[name]
+        freed = forget_some(self.core, directory, list(directory.entries))
         directory.complete = False
         return freed
+
+
+def forget_some(core: Core, directory: Inode, names: Iterable[bytes]) -> int:
+    """Forget names of an incomplete directory, as far as the server can tell them again; how many inodes that
+    frees, now or when the kernel has forgotten them."""
+    freed = 0
+    for name in names:
+        if name in directory.names_pending or name in directory.names_stale or name not in directory.entries:
+            continue
+        ino = directory.entries[name]
+        child = core.nodes.by_ino.get(ino) if ino is not None else None
+        if child is not None:
+            if not _cold(child):
+                continue
+            if child.lookups:
+                core.invalidations.append(Invalidation(directory.ino, name))
+            else:
+                core.nodes.drop(child)
+            freed += 1
+        del directory.entries[name]
+    return freed
 
 
 def _cold(node: Inode) -> bool:

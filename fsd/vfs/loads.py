@@ -13,7 +13,7 @@ from typing import Any, Final
 from fsd.model.attrs import Attr, Entry
 from fsd.model.blocks import decode as decode_parts
 from fsd.model.errors import FsdError, HistoryChanged, Unavailable
-from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, NS_BATCH_MAX
+from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, LISTING_MAX, NS_BATCH_MAX
 from fsd.remote.api import Remote
 from fsd.vfs.build import fetcher
 from fsd.vfs.core import Core
@@ -99,6 +99,8 @@ class Loader:
         # How often a directory was too large to come with a name of it. Of several questions together not
         # all may bring one along, so once says little.
         self.large: dict[int, int] = {}
+        self.endless: set[int] = set()  # directories of more names than are all loaded
+        self.seen: dict[int, bool] = {}  # of these: whether they had a name when that was asked last
         # When names (and listings, under b"") were last answered, while the change feed is silent (`watch`).
         self.watch = False
         self.fresh: dict[tuple[int, bytes], float] = {}
@@ -174,6 +176,9 @@ class Loader:
             if first[0] < 0:
                 first[0] = seq
             found.extend(entries)
+            if more and len(found) > LISTING_MAX:
+                self.endless.add(node.ino)
+                return True
             if more and entries:
                 self._again(key, (LIST, wire, entries[-1].name, LIST_PAGE))
                 return False
@@ -183,6 +188,43 @@ class Loader:
         key = ("list", node.ino)
         wire = self.core.wire.out(node.ino)
         return self._ask(key, "a directory", (LIST, wire, b"", LIST_PAGE), answered, soft=soft)
+
+    def page(
+        self, node: Inode, key: Key, after: bytes, took: Callable[[Sequence[Entry], bool], None]
+    ) -> Want:
+        """Load the names behind `after`, without asking for more; `took` gets them and whether there are."""
+
+        def answered(answer: Any, seq: int) -> bool:
+            if answer is None:
+                self.vanished(node)
+                took((), False)
+                return True
+            entries, more = answer
+            self._enter(node, {entry.name: entry for entry in entries}, seq)
+            took(entries, more)
+            return True
+
+        question = (LIST, self.core.wire.out(node.ino), after, LIST_PAGE)
+        return self._ask(("page", node.ino, *key, after), "a page of a directory", question, answered)
+
+    def any_name(self, node: Inode) -> Want:
+        """Find out whether a directory that is not all in memory has a name that is not being removed."""
+
+        def answered(answer: Any, seq: int) -> bool:
+            entries, more = ((), False) if answer is None else answer
+            for entry in entries:
+                if entry.name not in node.names_pending or node.entries.get(entry.name) is not None:
+                    self.seen[node.ino] = True
+                    return True
+            if more and entries:
+                self._again(key, (LIST, wire, entries[-1].name, LIST_PAGE))
+                return False
+            self.seen[node.ino] = any(node.entries.get(name) is not None for name in node.names_pending)
+            return True
+
+        key = ("any", node.ino)
+        wire = self.core.wire.out(node.ino)
+        return self._ask(key, "whether a directory is empty", (LIST, wire, b"", LIST_PAGE), answered)
 
     def _again(self, key: Key, question: tuple[Any, ...]) -> None:
         asked = self.open[key]

@@ -1,4 +1,4 @@
-"""The namespace calls: lookup to rename, directory handles."""
+"""The namespace calls: lookup to rename."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fsd.model.ops import (
     Unlink,
 )
 from fsd.vfs.attributes import RECORD_ROOM, AttributeCalls
+from fsd.vfs.listing import ListingCalls
 from fsd.vfs.node import Inode
-from fsd.vfs.types import Park
 
 
-class NameCalls(AttributeCalls):
+class NameCalls(AttributeCalls, ListingCalls):
     """See the module."""
 
     def lookup(self, parent: int, name: bytes, asker: object = None) -> Inode | None:
@@ -228,24 +228,6 @@ class NameCalls(AttributeCalls):
         self.touch_parent(directory, time, -1)
         self.lose_name(node, time)
 
-    def must_be_empty(self, node: Inode) -> None:
-        self.all_names(node)
-        if any(ino is not None for ino in node.entries.values()):
-            raise PosixError(errno.ENOTEMPTY, "the directory is not empty")
-
-    def all_names(self, node: Inode) -> None:
-        """Have every name of a directory in memory, or park."""
-        if not node.complete:
-            raise Park(self.loader.directory(node))
-        if self.doubtful_name(node, b""):
-            raise Park(self.loader.directory(node, soft=True))
-        stale = [name for name in node.names_stale if name not in node.names_pending]
-        if len(stale) > 64:
-            raise Park(self.loader.directory(node))
-        wants = [self.loader.name(node, name) for name in stale]
-        if wants:
-            raise Park(wants[0])
-
     # renaming ----------------------------------------------------------------------------------------
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         core = self.core
@@ -365,55 +347,3 @@ class NameCalls(AttributeCalls):
             self.touch_parent(source, time, down)
             self.touch_parent(target, time, up)
         self.changed(node, time)
-
-    # directory handles -------------------------------------------------------------------------------
-    def opendir(self, ino: int, asker: object = None) -> int:
-        if self.asks(asker):
-            self.as_of_now(self.core.nodes.directory(ino), asker)
-            self.answered(asker)
-        return self.new_handle(self.core.nodes.directory(ino), 0)
-
-    def readdir(self, fh: int, cookie: int, limit: int = 1000) -> list[tuple[bytes, Inode, int]]:
-        """Entries behind `cookie` (0: from the start), without '.' and '..': (name, inode, next cookie).
-
-        The listing is taken when read from the start; names removed since are left out, so that a program
-        that deletes as it reads loses no place. Counts no lookups: call `ref` for each one given out.
-        """
-        handle = self.handle(fh)
-        directory = handle.node
-        directory.used = self.core.ticks
-        if cookie == 0:
-            if not directory.gone:
-                self.all_names(directory)
-            handle.listing = [(name, ino) for name, ino in directory.entries.items() if ino is not None]
-        found: list[tuple[bytes, Inode, int]] = []
-        by_ino = self.core.nodes.by_ino
-        for at in range(cookie, len(handle.listing)):
-            name = handle.listing[at][0]
-            ino = directory.entries.get(name)
-            if ino is None:
-                continue
-            node = by_ino.get(ino)
-            if node is None or self.outlived(directory, name, node):
-                if found:
-                    break
-                raise Park(self.loader.name(directory, name))
-            if node.stale and not found:
-                self.current(node)
-            elif node.stale and not node.busy:
-                break
-            found.append((name, node, at + 1))
-            if len(found) >= limit:
-                break
-        return found
-
-    def releasedir(self, fh: int) -> None:
-        handle = self.handles.pop(fh)
-        handle.node.handles -= 1
-        self.core.forget_if_unused(handle.node)
-
-    def fsyncdir(self, fh: int) -> None:
-        self.handle(fh)
-        want = self.core.commit_want("fsync of a directory", [], fh=fh)
-        self.committer.kick()
-        self.wait_out(want)

@@ -139,6 +139,7 @@ class Volume(FileCalls):
         self.keeper.wake(now)
         self._advance(now)
         self.evictor.tick(now)
+        self.a_moment_passed()
 
     def next_deadline(self) -> float | None:
         """When to call `tick` next at the latest (monotonic); None: only after something happens."""
