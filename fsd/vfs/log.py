@@ -282,6 +282,8 @@ class Log:
     def _begin(self, number: int, state: bytes) -> None:
         path = self._dir / (NAME % number)
         try:
+            if self.removed():
+                self.put_back()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             if not (self._let_all_go() or self._give_spare()):
@@ -367,8 +369,14 @@ class Log:
             raise self._no_space(again) from again
 
     def keep_spare(self) -> None:
-        """Have the spare file, where there is space for it."""
-        fd = os.open(self._dir / SPARE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Have the spare file, where there is space for it, and an inode. (Of a directory that was removed
+        meanwhile the next tick knows.)"""
+        try:
+            fd = os.open(self._dir / SPARE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            if exc.errno not in (*FULL, errno.ENOENT):
+                raise
+            return
         try:
             os.posix_fallocate(fd, 0, SPARE_SIZE)
             self._spare = True
@@ -419,6 +427,31 @@ class Log:
         fsync_dir(self._dir)
         self.unsynced.clear()
         self._host.crash_point("log.synced")
+
+    def removed(self) -> bool:
+        """Whether somebody removed the files of the log, which takes its directory along."""
+        fd = self._fds.get(self._segment)
+        return fd is not None and not os.fstat(fd).st_nlink
+
+    def put_back(self) -> None:
+        """What was removed is written again from the open files, durably, oldest first: at each moment what
+        is there is a beginning of the log. Any thread may read meanwhile. Raises `OSError`, `NoSpace`; then
+        it can be called again."""
+        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in sorted(self._fds):
+            fd = self._fds[number]
+            if os.fstat(fd).st_nlink:
+                continue
+            current = self._begun and number == self._segment
+            size = self._at if current else self._sizes[number]
+            path = self._dir / (NAME % number)
+            write_durable(self._host, path, os.pread(fd, size, 0), "log.put_back")
+            again = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(again, fd, inheritable=False)
+            os.close(again)
+            if current:
+                self._allocated = size
+        self._spare = False
 
     def begin_sync(self) -> SyncJob:
         """What makes everything appended so far durable, on another thread; then `end_sync`."""

@@ -7,11 +7,13 @@ is the machine around them.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fsd.host.files import lock_directory
 from fsd.model.errors import FsdError, HistoryChanged, InternalError, LeaseLost, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
@@ -27,6 +29,8 @@ from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
 from fsd.wire.messages import FeedPage
+
+log = logging.getLogger(__name__)
 
 
 class Volume(FileCalls):
@@ -45,6 +49,7 @@ class Volume(FileCalls):
         self.keeper = Keeper(core)
         self.lock = lock
         self.limit_at = 0.0
+        self.put_back_at = 0.0
         self.previous: dict[str, object] | None = None
         self.recovered: object = None  # recover.Report of what an earlier run had left
 
@@ -123,8 +128,10 @@ class Volume(FileCalls):
         core.ticks += 1
         core.drop_unused()
         core.expire(now)
+        if core.log.removed():
+            self._put_back(now)
         core.say_dropped()
-        if now >= self.limit_at:
+        if now >= self.limit_at and not core.log.removed():
             self.limit_at = now + 1.0
             self.limit = core.capacity()
             core.renew_at = min(RENEW, self.limit // 4)
@@ -140,6 +147,26 @@ class Volume(FileCalls):
         self._advance(now)
         self.evictor.tick(now)
         self.a_moment_passed()
+
+    def _put_back(self, now: float) -> None:
+        """Somebody removed the state directory (tidied up, cleaned a home): what is in it exists in this
+        process's open files alone, and goes back there. The lock first: whoever has it by now keeps it."""
+        if now < self.put_back_at:
+            return
+        self.put_back_at = now + 1.0
+        directory = self.core.options.state_dir
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.lock is not None and not os.fstat(self.lock).st_nlink:
+                again = lock_directory(directory, "the state directory")
+                os.dup2(again, self.lock, inheritable=False)
+                os.close(again)
+            self.core.log.put_back()
+        except (OSError, FsdError) as exc:
+            self.core.reason = f"the state directory {directory} was removed and cannot be put back: {exc}"
+            log.error("%s", self.core.reason)
+        else:
+            log.warning("the state directory %s was removed: what this mount holds is there again", directory)
 
     def next_deadline(self) -> float | None:
         """When to call `tick` next at the latest (monotonic); None: only after something happens."""

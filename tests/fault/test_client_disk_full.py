@@ -17,20 +17,31 @@ from fsd.model.errors import NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.types import Park
 
-SCRIPT = Path(__file__).parent.parent / "support" / "full_log.py"
+SUPPORT = Path(__file__).parent.parent / "support"
 
 
-def test_a_full_disk_under_the_state_directory(tmp_path: Path) -> None:
+def apart(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """A script of tests/support with a disk of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
     wrap = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
-    done = subprocess.run(
-        [*wrap, sys.executable, SCRIPT, disk, tmp_path / "server"],
+    return subprocess.run(
+        [*wrap, sys.executable, SUPPORT / script, disk, tmp_path / "server"],
         capture_output=True,
         text=True,
         timeout=100,
     )
+
+
+def test_a_full_disk_under_the_state_directory(tmp_path: Path) -> None:
+    done = apart("full_log.py", tmp_path)
     assert done.stdout.split() == ["full", "changes", "told", "freed", "recovered"], done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_inodes_left_under_the_state_directory(tmp_path: Path) -> None:
+    done = apart("full_inodes.py", tmp_path)
+    assert done.stdout.split() == ["on", "told", "freed"], done.stderr
     assert done.returncode == 0, done.stderr
 
 
