@@ -20,6 +20,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from fsd.kernel.direct import DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
+from fsd.kernel.replies import without_flush
 from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
@@ -240,6 +241,7 @@ class FsdOperations(pyfuse3.Operations):
         fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx)
         self._opened(fh, flags, ino, ctx)
         kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
+        without_flush(not self._volume.needs_flush(fh))
         return FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
 
     def _opened(self, fh: int, flags: int, ino: int, ctx: RequestContext) -> None:

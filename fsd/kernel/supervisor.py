@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import signal
 import socket
@@ -212,7 +213,8 @@ def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: C
 
 
 def _daemon(options: MountOptions, start: Start) -> NoReturn:
-    # Imported here: the supervisor itself stays small.
+    # Imported here: the supervisor itself stays small. The first has to come before pyfuse3.
+    importlib.import_module("fsd.kernel.replies")
     from fsd.kernel.daemon import run
 
     run(options, start)

@@ -343,6 +343,11 @@ class FileCalls(NameCalls):
         if self.core.options.durability == "close" and (unclean or (handle.writable and node.busy)):
             self.wait_out(self.sync_want(handle))
 
+    def needs_flush(self, fh: int) -> bool:
+        """Whether a close of `fh` has anything to do or to tell. Who only reads is told by fsync alone of a
+        flush that failed, as on NFS."""
+        return self.handle(fh).writable or self.core.options.durability == "close"
+
     def fsync(self, fh: int, datasync: bool) -> None:
         handle = self.handle(fh)
         self.told(handle)

@@ -147,6 +147,9 @@ class TinyVolume:
     def pages_kept(self, fh: int) -> bool:
         return False
 
+    def needs_flush(self, fh: int) -> bool:
+        return True
+
     def opendir(self, ino: int, *caller: object) -> int:
         return self.open(ino, 0)
 
