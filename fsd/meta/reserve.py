@@ -24,16 +24,22 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reserve:
-    """DISK_RESERVE bytes in `directory`. `held`: they are there."""
+    """DISK_RESERVE bytes in `directory`. `held`: they are there. An empty file says that they were given up,
+    also to the next start; where they never fitted there is no file, and writes go on without them."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._lock = threading.Lock()
+        self._given_up = self._path.exists()
         self.held = self._take()
+        if not self.held and not self._given_up:
+            log.warning("%s does not fit: nothing is kept back for what makes room", self._path)
+            self._path.unlink()
 
     def check(self) -> None:
-        """Before a write that makes no room: raises `NoSpace` while the reserve cannot be had."""
-        if self.held:
+        """Before a write that makes no room: raises `NoSpace` while the reserve was given up and cannot be
+        had again."""
+        if self.held or not self._given_up:
             return
         directory = self._path.parent
         with self._lock:
@@ -48,7 +54,7 @@ class Reserve:
         with self._lock:
             if self.held:
                 log.warning("the disk is full: %s is given up for what makes room", self._path)
-                self.held = False
+                self.held, self._given_up = False, True
                 os.truncate(self._path, 0)
 
     def _take(self) -> bool:
