@@ -126,14 +126,17 @@ class Committer:
 
     def mark(self, op: Op, by: int) -> None:
         inos, names = touched(op)
+        core = self.core
+        nodes = core.nodes
+        by_ino = nodes.by_ino
         for ino in inos:
-            node = self.core.nodes.by_ino.get(ino)
+            node = by_ino.get(ino)
             if node is not None:
                 node.pending += by
                 if by < 0 and node.pending == 0 and node.lookups == 0:
-                    self.core.unused[ino] = None
+                    core.unused[ino] = None
         for parent, name in names:
-            self.core.nodes.mark_names(parent, name, by)
+            nodes.mark_names(parent, name, by)
 
     def cancel(self, opnos: list[int], ino: int, parent: int, time: int) -> None:
         """These operations never leave this machine; of what they did, the directory's times remain."""
@@ -484,15 +487,17 @@ class Committer:
         self.forget(queued)
         if queued.flight is not None:
             core.flights.pop(queued.flight.key, None)
+        by_ino, same = core.nodes.by_ino, core.wire.empty
         for ino in inos:
-            node = core.nodes.by_ino.get(ino)
+            node = by_ino.get(ino)
             if node is not None and not node.born:
                 # Not `seq`: the row is of that commit now, but others may have changed other fields of it
                 # before, and an answer with the same `born` would be taken for known.
                 node.born = COMMITTED
-            also = core.local(core.wire.out(ino)) if not core.wire.empty else ino
-            if also != ino:
-                stale(core, also)  # the same inode under another number
+            if not same:
+                also = core.local(core.wire.out(ino))
+                if also != ino:
+                    stale(core, also)  # the same inode under another number
         if isinstance(op, Create) and outcome is None:
             self.created(op.ino, seq)
         if isinstance(op, Content):

@@ -30,7 +30,7 @@ def becomes(core: Core, op: Op, outcome: Outcome) -> bool:
     for later in core.queue.of(op.ino):
         # The server does it to a file that has another name there: the old name may still mean the other's.
         if later.op is not None:
-            for parent, name in touched(later.op).names:
+            for parent, name in touched(later.op)[1]:
                 stale_name(core, parent, name)
     return isinstance(op, Content) and outcome.errno == errno.EEXIST
 

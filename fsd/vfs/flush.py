@@ -371,7 +371,8 @@ class Flusher:
 
     def sent_bytes(self, queued: Queued) -> None:
         """A content operation is done: its blobs leave memory."""
-        self.inline_bytes -= sum(len(blob.stored) for blob in queued.blobs)
+        if queued.blobs:
+            self.inline_bytes -= sum(len(blob.stored) for blob in queued.blobs)
 
     # when --------------------------------------------------------------------------------------------
     def big(self, node: Inode) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, TypeAlias
 
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
 from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Unlink
@@ -19,21 +19,20 @@ HEADER_BLOCKS_MAX = 100_000
 OPNO_MAX = 1 << 63
 
 
-class Touched(NamedTuple):
-    """What an operation changes: inodes and names."""
-
-    inos: tuple[int, ...]
-    names: tuple[tuple[int, bytes], ...]
+# Inodes and names. Plain tuples: each operation is asked some ten times on its way.
+Touched: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, bytes], ...]]
+_NAMED: Final = (Create, Link, Unlink, Rmdir)
 
 
 def touched(op: Op) -> Touched:
     """The inodes and names `op` changes."""
-    if isinstance(op, Create | Link | Unlink | Rmdir):
-        return Touched((op.ino, op.parent), ((op.parent, op.name),))
+    if isinstance(op, _NAMED):
+        parent = op.parent
+        return (op.ino, parent), ((parent, op.name),)
     if isinstance(op, Rename):
         inos = {op.ino, op.parent, op.new_parent, *((op.over,) if op.over else ())}
-        return Touched(tuple(inos), ((op.parent, op.name), (op.new_parent, op.new_name)))
-    return Touched((op.ino,), ())
+        return tuple(inos), ((op.parent, op.name), (op.new_parent, op.new_name))
+    return (op.ino,), ()
 
 
 def redirected(op: Op, old: int, new: int) -> Op:
@@ -85,7 +84,7 @@ class CommitQueue:
     @staticmethod
     def _inos(queued: Queued) -> tuple[int, ...]:
         if queued.op is not None:
-            return touched(queued.op).inos
+            return touched(queued.op)[0]
         assert queued.flight is not None
         return (queued.flight.ino,)
 
@@ -167,8 +166,9 @@ class CommitQueue:
         for queued in self._ops.values():
             if queued.op is None or len(taken) >= most or queued.opno > last:
                 break
-            size += sum(len(blob.stored) for blob in queued.blobs)
-            count += len(queued.blobs)
+            if queued.blobs:
+                size += sum(len(blob.stored) for blob in queued.blobs)
+                count += len(queued.blobs)
             if isinstance(queued.op, Content):
                 rows += len(queued.op.blocks)
             if taken and (size > COMMIT_BLOBS_MAX or count > UPLOAD_BLOBS_MAX or rows > HEADER_BLOCKS_MAX):

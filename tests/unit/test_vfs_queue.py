@@ -101,8 +101,8 @@ def test_removing_forgets_every_index() -> None:
 
 def test_what_a_rename_touches() -> None:
     op = Rename(1, RENAME, 2, b"a", 10, 3, b"b", 0, 11, 0, 5)
-    assert set(touched(op).inos) == {2, 3, 10, 11}
-    assert set(touched(op).names) == {(2, b"a"), (3, b"b")}
+    assert set(touched(op)[0]) == {2, 3, 10, 11}
+    assert set(touched(op)[1]) == {(2, b"a"), (3, b"b")}
 
 
 def attr(ino: int, parent: int = 0) -> Attr:
