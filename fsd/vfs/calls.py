@@ -52,7 +52,6 @@ class Stream:
     after: bytes = b""
     ended: bool = False
     fresh: bool = True  # nothing was given out since it began
-    waited: int = 0
     marks: list[tuple[int, bytes]] = field(default_factory=list)
     passed: deque[list[bytes]] = field(default_factory=deque)
 
@@ -90,7 +89,6 @@ class Calls:
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
-        self.patient: list[Want] = []  # listings that wait until the kernel has forgotten names
         self.round_at = 0.0
         self.disk_wants: list[Want] = []  # for room on the disk itself
         self.disk_since: float | None = None  # nothing could be written since

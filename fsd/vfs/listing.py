@@ -21,7 +21,9 @@ from fsd.vfs.loads import LIST_PAGE
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
 
-PATIENCE: Final = 30  # ticks a page waits at most for the kernel to forget earlier ones
+# The kernel forgets names of a directory only between two of its readers' calls: with too much in memory they
+# get few names a call.
+SLOW: Final = 8
 WINDOW: Final = 2 * LIST_PAGE  # what the kernel may come back to without a question
 
 
@@ -51,9 +53,11 @@ class ListingCalls(Calls):
         if cookie < stream.first:
             self._go_back(handle, stream, cookie)
         self._shed(directory, stream)
+        if len(self.core.nodes.by_ino) > INODES_MAX:
+            limit = min(limit, SLOW)
         found = self._some(handle, cookie - stream.first, cookie, limit)
         if not found and not stream.ended:
-            raise Park(self._forgotten(stream) or self._next_page(handle, stream))
+            raise Park(self._next_page(handle, stream))
         stream.fresh = False
         return found
 
@@ -141,23 +145,6 @@ class ListingCalls(Calls):
                 self._took(handle, stream, entries, more)
 
         return self.loader.page(handle.node, (handle.fh, id(stream)), after, took)
-
-    def _forgotten(self, stream: Stream) -> Want | None:
-        """Before a further page, while there is too much in memory: a moment for the kernel to forget what
-        was passed. It may not: then the listing goes on all the same."""
-        if len(self.core.nodes.by_ino) <= INODES_MAX or stream.waited >= PATIENCE:
-            stream.waited = 0
-            return None
-        stream.waited += 1
-        want = Want("the kernel to forget names")
-        self.patient.append(want)
-        return want
-
-    def a_moment_passed(self) -> None:
-        """Who waits for the kernel looks again; at each tick."""
-        patient, self.patient = self.patient, []
-        for want in patient:
-            want.end()
 
     def _took(self, handle: Handle, stream: Stream, entries: Sequence[Entry], more: bool) -> None:
         surplus = len(handle.listing) - WINDOW

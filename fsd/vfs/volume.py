@@ -146,7 +146,6 @@ class Volume(FileCalls):
         self.keeper.wake(now)
         self._advance(now)
         self.evictor.tick(now)
-        self.a_moment_passed()
 
     def _put_back(self, now: float) -> None:
         """Somebody removed the state directory (tidied up, cleaned a home): what is in it exists in this
