@@ -30,7 +30,7 @@ from fsd.kernel.heads import restore_head
 from fsd.kernel.interrupts import look_for_killed
 from fsd.kernel.logfile import start_log
 from fsd.kernel.machine import Machine
-from fsd.kernel.memory import tune
+from fsd.kernel.memory import GiveBack, tune
 from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
 from fsd.kernel.notify import Notifier
 from fsd.kernel.operations import FsdOperations
@@ -399,6 +399,7 @@ class Daemon:
         machine = self.machine
         assert machine is not None
         rounds = 0
+        give_back = GiveBack()
         turned = self.options.host.monotonic()
         self.stacks.watch("main", lambda: turned)
         self.stacks.watch("FUSE", lambda: machine.beat)
@@ -411,6 +412,7 @@ class Daemon:
             rounds += 1
             if rounds % 5 == 0:
                 look_for_killed(machine)
+                give_back.look()
 
     async def _stay_findable(self, nursery: trio.Nursery) -> None:
         """Commands find the mount by files that whoever tidies up may take away (/tmp by age, a runtime

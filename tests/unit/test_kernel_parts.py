@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from fsd.kernel.options import mount_id
 from fsd.kernel.stop import MERGE, Stopper
 from fsd.kernel.supervisor import Supervisor
 from fsd.model.errors import Unavailable
-from fsd.model.limits import LOG_REPEATS_MAX, PARKED_MAX
+from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
 from fsd.vfs.types import Invalidation, Want
 
 
@@ -140,6 +142,28 @@ class TestMachine:
         woken: list[object] = []
         machine.watch(want, woken.append, within=1)
         assert woken == [None]
+
+
+class TestMemory:
+    PROGRAM = """
+from fsd.kernel.memory import GiveBack, resident, tune
+tune()
+made = GiveBack()
+made.look()
+pieces = [bytes(65536) for _ in range(1024)]
+full = resident()
+del pieces[::2], pieces[::3]
+kept = resident()
+made.look()
+print(full, kept, resident())
+"""
+
+    def test_what_was_freed_among_others_is_given_back(self) -> None:
+        """A process of its own: what pytest has freed already would be in the way."""
+        run = subprocess.run([sys.executable, "-c", self.PROGRAM], capture_output=True, text=True, timeout=60)
+        full, kept, small = map(int, run.stdout.split())
+        assert kept > full - 8 * MIB, "the C library gave it back by itself: this checked nothing"
+        assert small < full - 24 * MIB
 
 
 class TestMountTable:
