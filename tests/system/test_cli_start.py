@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 from support.cli import TOKEN, process
 from support.server import TestFs, shared_fs, shared_server  # noqa: F401
@@ -48,12 +48,14 @@ def test_a_direct_command_loads_nothing_heavy(shared_fs: TestFs) -> None:  # noq
 
 
 def test_a_command_starts_within_its_time() -> None:
-    """120 ms is the aim on an idle machine; other load here may double it. The best of several counts."""
+    """60 ms were measured. Counted is the time of the processor, which other load here may double, not that of
+    the clock, and the best of several."""
     best = min(_timed() for _ in range(5))
-    assert best < 0.24, f"{best * 1000:.0f} ms"
+    assert best < 0.15, f"{best * 1000:.0f} ms"
 
 
 def _timed() -> float:
-    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert process("journal", "create", "j", "--dry-run", env={"FSD_TOKEN": TOKEN}).code == 0
-    return time.monotonic() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
