@@ -100,9 +100,9 @@ def mode_of(acl: Acl) -> int:
 
 
 def safe_mode(acl: Acl) -> int:
-    """`mode_of`, with no more for the group than its own entry gives: may be set before the ACL is."""
-    perms = {entry.tag: entry.perm for entry in acl}
-    return mode_of(acl) & ~0o070 | (perms.get(MASK, 7) & perms[GROUP_OWNER]) << 3
+    """`mode_of`, as far as it may be set before the ACL is: whom an entry names belongs to the others till
+    then, and the mask's bits are the group's."""
+    return mode_of(acl) if is_mode(acl) else mode_of(acl) & 0o700
 
 
 def checked(stored: bytes) -> bytes | None:
