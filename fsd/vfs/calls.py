@@ -355,8 +355,8 @@ class Calls:
             return
         node.gone = True
         self.flusher.drop(node)
-        if node.handles:
-            self.core.orphans[node.ino] = None
+        if node.handles and node.is_file:
+            self.core.orphans[node.ino] = None  # till its last handle is released
         else:
             self.core.forget_if_unused(node)
 

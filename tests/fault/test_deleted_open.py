@@ -13,6 +13,7 @@ from support.inproc import NoCache
 from support.sweeping import SweepBench, noise
 
 from fsd.model.limits import GRACE_LEAST, MIB
+from fsd.vfs.compact import compact
 from fsd.vfs.keep import EVERY, Keeper
 
 SIZE = 3 * MIB + 1000
@@ -57,6 +58,25 @@ def test_it_stays_while_it_is_open_and_goes_when_it_is_closed(tmp_path: Path) ->
     pass_time(bench, client, 2 * GRACE_LEAST)
     assert bench.rows("blob") == 0
     assert client.volume.keeper.at is None, "nothing is left to keep"
+    client.volume.close()
+    bench.close()
+
+
+def test_a_directory_that_was_removed_while_it_was_open_is_nothing_to_keep(tmp_path: Path) -> None:
+    """What it was stopped the asking for files that are still open, and calls on a full buffer (ESTALE)."""
+    bench, client, fh = deleted_and_open(tmp_path)
+    root = client.volume.root_ino
+    made = client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0)).ino
+    opened = client.call(lambda v: v.opendir(made))
+    client.call(lambda v: v.rmdir(root, b"d"))
+    client.call(lambda v: v.releasedir(opened))
+    client.call(lambda v: v.forget(made, 1))
+    client.until(client.volume.barrier())
+    pass_time(bench, client, 2 * GRACE_LEAST)
+    assert bench.rows("blob") == 4
+    compact(client.volume.core)
+    client.call(lambda v: v.release(fh))
+    assert not client.volume.core.orphans
     client.volume.close()
     bench.close()
 
