@@ -35,7 +35,7 @@ from fsd.model.errors import (
     Unavailable,
     UsageError,
 )
-from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX
+from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX, INO_COUNTER_BITS
 from fsd.model.ops import CONTENT, REFUSED, REMOVALS, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold_tree
@@ -77,11 +77,16 @@ class FsState(NamedTuple):
 
 
 class Numbers:
-    """Inode numbers the server makes itself, under a session number of its own. Any thread."""
+    """Inode numbers the server makes itself, under a session number of its own. Any thread.
 
-    def __init__(self, session: int) -> None:
+    They begin anywhere in the lower quarter: a service that was set back to an older copy of its data has
+    the same session number again, and a revision (`ino:version`) that somebody saw before must not mean
+    another file. (Mounts show what they have seen: `check_past`.)"""
+
+    def __init__(self, session: int, host: Host) -> None:
         self._session = session
-        self._counter = itertools.count(1)  # next() is atomic
+        first = int.from_bytes(host.token_bytes(8), "big") >> (64 - INO_COUNTER_BITS + 2)
+        self._counter = itertools.count(first + 1)  # next() is atomic
 
     def new_ino(self) -> int:
         return make_ino(self._session, next(self._counter))

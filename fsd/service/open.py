@@ -112,7 +112,7 @@ def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -
     own = db.write(lambda tx: insert_session(tx, 0, _OWN, b"", host.wall_ns()))
     packs, sessions, feed = Packs(db, store, host), Sessions(db, host), Feed(db, host)
     tokens = Tokens(db, host)
-    commits = Commits(db, packs, sessions, feed, Numbers(own), host)
+    commits = Commits(db, packs, sessions, feed, Numbers(own, host), host)
     forks = Forks(db, packs, tokens, host)
     commits.when_copied = forks.when_copied
     checkpoints = Checkpoints(db, packs, host)

@@ -12,6 +12,7 @@ from support.bench import Bench
 from support.client import Client, Clock, server_tree
 from support.inproc import InProcess, NoCache
 
+from fsd.model.attrs import session_of
 from fsd.model.errors import HistoryChanged, PosixError
 from fsd.service.open import ServiceOptions, open_service
 from fsd.vfs.takeout import take_out
@@ -88,6 +89,19 @@ def test_an_old_number_never_reaches_another_file(scene: Scene) -> None:
     assert server_tree(scene.bench) == before
     late.kill()
     scene.unmount(scene.client("again"))
+    scene.end()
+
+
+def test_revisions_of_direct_commands_are_not_given_again(scene: Scene) -> None:
+    """`--if-match`, `fsd run` and the libraries compare them: the same one is the same file."""
+    scene.unmount(scene.mount)
+    scene.copy()
+    scene.go_back()
+    lost = scene.bench.service.commits.new_ino()
+    scene.go_back()
+    again = scene.bench.service.commits.new_ino()
+    assert session_of(lost) == session_of(again), "nothing was at stake"
+    assert abs(lost - again) > 1_000_000
     scene.end()
 
 
