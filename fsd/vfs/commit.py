@@ -97,7 +97,7 @@ class Committer:
         self.commit: Commit | None = None  # what was sent and is not answered
         self.answer: CommitAnswer | None = None  # waits for what was refused to be put aside
         self.retry_at: float | None = None
-        self.denied = False  # the retry waits for a token that is taken again
+        self.denied: float | None = None  # when the server did not take the token; the retry waits
         self.delay = RETRY_FIRST
         self.most = COMMIT_OPS_MAX
         self.urgent = 0  # send at once up to this operation
@@ -192,9 +192,11 @@ class Committer:
 
     def kick(self) -> None:
         """Send what is due, unless a commit is out or its retry has to wait."""
-        if self.denied and self.core.demanded():
-            # Nobody who waits now was told of the denial yet: asked once more, it is told at once.
-            self.retry_at, self.denied = None, False
+        if self.denied is not None and self.retry_at is not None and self.core.demanded():
+            # Nobody who waits now was told of the denial yet: they need not wait for the usual retry.
+            self.retry_at = min(self.retry_at, self.denied + RETRY_MAX / 2)
+            if self.retry_at <= self.core.now():
+                self.retry_at, self.denied = None, None
         if self.out is not None or self.retry_at is not None or self.answer is not None or self.core.met:
             return
         if self.core.fenced is not None:
@@ -273,7 +275,7 @@ class Committer:
             return
         if isinstance(error, NotAuthenticated | NotPermitted):
             core.fail_commit_wants(error)
-            delay, self.denied = RETRY_DENIED, True
+            delay, self.denied = RETRY_DENIED, core.now()
         elif isinstance(error, NoSpace | QuotaExceeded):
             # The server's disk is full: who waits is told so now; the changes go on being tried.
             core.fail_commit_wants(error)
@@ -587,7 +589,7 @@ class Committer:
     def wake(self, now: float) -> None:
         """The retry's time has come."""
         if self.retry_at is not None and self.retry_at <= now:
-            self.retry_at, self.denied = None, False
+            self.retry_at, self.denied = None, None
             if self.core.met and not meet(self):
                 return
             if self.unlogged:
