@@ -98,6 +98,13 @@ class Context:
         """As `authenticate`, before a change whose transaction looks at the token itself: `Tokens.recall`."""
         return self.service.tokens.recall(bearer(request), request.path_params.get("id"))
 
+    async def recalled(self, request: Request) -> FsRef:
+        """Which filesystem `recall` finds, without a hop where it is remembered."""
+        found = self.service.tokens.remembered(bearer(request), request.path_params.get("id"))
+        if found is None:
+            found = await self.run(lambda: self.recall(request))
+        return found[0]
+
     async def who(self, request: Request) -> tuple[FsRef, Grant]:
         """`authenticate` on a worker thread."""
         return await self.run(lambda: self.authenticate(request))

@@ -214,10 +214,10 @@ async def get_blobs(request: Request) -> Response:
 
 
 async def changes(request: Request) -> Response:
-    """The change feed after a seq; a long poll that holds no thread. The token is looked up again before each
+    """The change feed after a seq; a long poll that holds no thread. The token is looked up before each
     answer: one revoked meanwhile gets none."""
     ctx = context(request)
-    fs, _ = await ctx.who(request)
+    fs = await ctx.recalled(request)
     after = query_int(request, "after", 0, 0, _SEQ_MAX)
     session = query_int(request, "session", 0, 0, _SESSION_MAX)
     root = query_int(request, "root", 0, 0, _COUNT_MAX)
@@ -232,16 +232,19 @@ async def changes(request: Request) -> Response:
     subject = ("fs", fs.id)
     event = ctx.waiters.register(subject)
     deadline = ctx.host.monotonic() + wait
+    unseen = session  # 0 once the session was told of this sign of life
 
     def look() -> FeedPage:
+        nonlocal unseen
         ctx.authenticate(request)
+        if unseen:
+            ctx.service.sessions.seen(fs, unseen)
+            unseen = 0
         page = ctx.service.feed.read(fs, after, root, known)
         asks = ctx.service.barriers.asks(fs, session, asked) if session and told else ()
         return page._replace(asks=asks, space=_space(ctx))
 
     try:
-        if session:
-            await ctx.poll(lambda: ctx.service.sessions.seen(fs, session))
         while True:
             page = await ctx.poll(look)
             left = deadline - ctx.host.monotonic()

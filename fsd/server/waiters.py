@@ -16,8 +16,9 @@ from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import POLLS_MAX
 
 CHECK_EVERY: Final = 0.2
-# Woken polls ask a little later, so that a burst of commits costs each reader one question, not hundreds.
-GATHER: Final = 0.02
+# Woken polls ask a little later, so that a burst of commits costs each reader one question, not hundreds. A
+# mount that commits all the time wakes its own poll, whose answer and next question cost as much as a commit.
+GATHER: Final = 0.05
 log = logging.getLogger(__name__)
 
 Heads = Callable[[list[Hashable]], Awaitable[dict[Hashable, int]]]

@@ -81,25 +81,29 @@ class Tokens:
         return FsRef(fs_id, own_name), Grant(token_id, name or token_id, kind), expires
 
     def recall(self, text: str, fs_name: str | None) -> tuple[FsRef, Grant]:
-        """As `authenticate`, from memory for TOKEN_RECALL seconds after the database said it. Only before a
-        change whose transaction asks for the token and the filesystem again, under its lock (`access.hold`
-        with the grant): a revocation holds there from the next request on, as everywhere."""
-        key = hashlib.sha256(text.encode()).digest()
-        found = self._recalled.get(key)
-        now = self._host.monotonic()
+        """As `authenticate`, from memory for TOKEN_RECALL seconds after the database said it. Only before
+        something that asks again: a change whose transaction does, under the filesystem's lock
+        (`access.hold` with the grant), or a poll that looks before it answers. A revocation holds there from
+        the next request on, as everywhere."""
+        found = self.remembered(text, fs_name)
         if found is not None:
-            fs, who, expires, until = found
-            if (
-                now < until
-                and fs_name in (None, fs.name)
-                and (expires is None or expires > self._host.wall_ns())
-            ):
-                return fs, who
+            return found
+        now = self._host.monotonic()
         fs, who, expires = self._look_up(text, fs_name)
         if len(self._recalled) >= TOKENS_RECALLED_MAX:
             self._recalled.clear()
-        self._recalled[key] = (fs, who, expires, now + TOKEN_RECALL)
+        self._recalled[_key(text)] = (fs, who, expires, now + TOKEN_RECALL)
         return fs, who
+
+    def remembered(self, text: str, fs_name: str | None) -> tuple[FsRef, Grant] | None:
+        """What `recall` knows without the database; it does not block."""
+        found = self._recalled.get(_key(text))
+        if found is None:
+            return None
+        fs, who, expires, until = found
+        if self._host.monotonic() >= until or fs_name not in (None, fs.name):
+            return None
+        return None if expires is not None and expires <= self._host.wall_ns() else (fs, who)
 
     # -- control plane, inside the caller's transaction ------------------------------------------------
 
@@ -189,3 +193,8 @@ class Tokens:
             "issued_at": rfc3339(issued),
             "expires_at": None if expires is None else rfc3339(expires),
         }
+
+
+def _key(text: str) -> bytes:
+    """What stands for a token in memory."""
+    return hashlib.sha256(text.encode()).digest()

@@ -471,7 +471,9 @@ def test_a_token_is_remembered_for_what_looks_at_it_itself(
     fs, _ = create(service)
     made = service.db.write(lambda tx: service.tokens.create(tx, fs, "short", 60))
     token, tokens = service.tokens.unseal(made)["fs_token"], service.tokens
+    assert tokens.remembered(token, fs.name) is None
     assert tokens.recall(token, fs.name) == tokens.authenticate(token, fs.name)
+    assert tokens.remembered(token, fs.name) == tokens.authenticate(token, fs.name)
     with pytest.raises(NotFound):
         tokens.recall(token, "fs_" + "b" * 20)
     service.db.write(lambda tx: tokens.set_status(tx, fs, made["token_id"], DISABLED))
