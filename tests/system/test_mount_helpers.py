@@ -56,12 +56,13 @@ def token_file(box: Sandbox) -> Path:
 
 def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
     place = os.fspath(box.mountpoint)
-    options = f"rw,_netdev,noauto,x-systemd.automount,token-file={token_file(box)},state-dir={box.state}"
+    options = f"rw,_netdev,noauto,acl,x-systemd.automount,token-file={token_file(box)},state-dir={box.state}"
     mounted = call(box, str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place, "-s", "-o", options)
     assert (mounted.returncode, mounted.stdout) == (0, ""), mounted.stderr
     assert box.mountpoint.is_mount()
     (box.mountpoint / "sub").mkdir()
     (box.mountpoint / "sub" / "file").write_bytes(b"x")
+    subprocess.run(["setfacl", "-m", "u:23001:r", box.mountpoint / "sub" / "file"], check=True, timeout=20)
     with open(box.mountpoint / "sub" / "file", "rb"):
         busy = call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), place)
         assert busy.returncode == 7
