@@ -52,6 +52,7 @@ def test_more_writes_at_once_than_the_kernel_has_requests_hang_nobody(box: Sandb
     assert (box.mountpoint / "f").stat().st_size == 48 * 4096
 
 
+@pytest.mark.long
 def test_a_file_of_direct_writes_is_what_was_written(box: Sandbox) -> None:
     """The last word of a file that was written both ways, on another mount too."""
     path = box.mountpoint / "f"
