@@ -17,6 +17,7 @@ from fsd.vfs.compact import compact
 from fsd.vfs.core import Core
 from fsd.vfs.loads import Loader
 from fsd.vfs.node import Inode
+from fsd.vfs.siblings import Siblings
 from fsd.vfs.types import Park, Want
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Calls:
         self.committer = committer
         self.flusher = committer.flusher
         self.loader = loader
+        self.siblings = Siblings(core, loader)
         self.handles: dict[int, Handle] = {}
         self.asked: dict[int, Asked] = {}  # by the identity of the asker, which the entry keeps alive
         self.elsewhere: dict[int, None] = {}  # inodes that were no longer where an open asked for them

@@ -164,9 +164,12 @@ class FileCalls(NameCalls):
                     lacking.add(piece.hash)
                 else:
                     have[piece.hash] = data
+                    self.siblings.read(piece.hash)
         self.read_ahead(handle, content, offset, end)
         if lacking:
-            raise Park(self.loader.want_blobs(lacking))
+            want = self.loader.want_blobs(lacking)
+            self.siblings.missed(handle.node)
+            raise Park(want)
         for at, length, boff, digest in plan:
             out[at : at + length] = memoryview(have[digest])[boff : boff + length]
 
