@@ -102,6 +102,10 @@ KEYS = {
         (queries.TREE_AT.format(MARKS), ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", *INODE_AT]),
         (queries.WEIGHT_AT.format(MARKS), ["SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", *INODE_AT]),
         (queries.ATTRS_AT.format(values_list([(1,)] * 4)[0]), ["SCAN k", *INODE_AT]),
+        (
+            queries.COUNTS_AT.format(values_list([(1,)] * 4)[0]),
+            ["SCAN k", "SEARCH d USING PRIMARY KEY (fs=? AND parent=?)", "SCAN c"],
+        ),
         (queries.COUNT_AT, ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)", "SCAN c"]),
         (
             queries.BLOCKS_AT,
