@@ -15,8 +15,9 @@ from fsd.model import ops
 from fsd.model.attrs import ROOT_INO
 from fsd.service.audit import audit
 from fsd.service.open import ServiceOptions, open_service
+from fsd.service.retained import At
 from fsd.wire.frame import make_blob
-from fsd.wire.messages import LIST
+from fsd.wire.messages import LIST, TREE
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
@@ -29,6 +30,11 @@ def test_a_days_work_and_the_audit(engine: str, tmp_path: Path, request: pytest.
     assert service.db.engine == engine
     fs = work(service)
     assert audit(service.db, fs) == []
+    # Trees, of what is live and of what is kept: the directories of an answer are counted first.
+    seq, (live,) = service.namespace.ask(fs, [(TREE, ROOT_INO, 1000)])
+    assert live
+    _, (kept,) = service.namespace.ask(fs, [(TREE, ROOT_INO, 1000)], At(seq=seq))
+    assert [directory for directory, _ in kept] == [directory for directory, _ in live]
     service.close()
 
 
