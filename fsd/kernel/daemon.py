@@ -354,7 +354,8 @@ class Daemon:
         )
         loop.hook(self.machine.pump, self.operations.abort)
         self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)
-        self.machine.invalidated = self.operations.entries.forget = self.notifier.submit
+        self.machine.invalidated = submit = self.notifier.submit
+        self.operations.entries.forget = lambda ones: submit(volume.still_absent(ones))
         self.operations.direct.drop = self.notifier.drop_pages
         self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
         self.feed.asked = lambda ask: token.run_sync_soon(self.checkpoints.take_ask, ask)

@@ -59,7 +59,9 @@ class Feed:
         self._entries.silent(silent)
         if silent:
             # What the kernel was told before would be good for a minute still.
-            self._notifier.submit([*self._machine.volume.kernel_holds(), *self._entries.take_absent()])
+            volume = self._machine.volume
+            absent = volume.still_absent(self._entries.take_absent())
+            self._notifier.submit([*volume.kernel_holds(), *absent])
         self._machine.pump()
 
     def _work(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -197,6 +197,16 @@ class Volume(FileCalls):
                 yield Invalidation(node.ino, None, attr_only=True)
                 if not node.is_dir and node.where is not None:
                     yield Invalidation(*node.where)
+
+    def still_absent(self, ones: Iterable[Invalidation]) -> Iterator[Invalidation]:
+        """Those of names the kernel was told are absent that mean no directory by now: whoever works in one
+        would lose its path with the name."""
+        by_ino = self.core.nodes.by_ino
+        for one in ones:
+            above = by_ino.get(one.ino)
+            child = None if above is None else by_ino.get(above.entries.get(one.name or b"") or 0)
+            if child is None or not child.is_dir:
+                yield one
 
     def feed_silent(self, silent: bool) -> None:
         """While silent, cached state is asked for again before use, if the server answers at all."""
