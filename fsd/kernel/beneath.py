@@ -55,7 +55,7 @@ class Detached:
         nothing changed, where the kernel does not let a mount be put beneath it. Raises what detaching the
         dead one does."""
         while _count(place, source) > 1:
-            detach(place, lazy=True)  # the one below it is as dead
+            detach(place, lazy=True, dead=True)  # the one below it is as dead
         try:
             _call(
                 _MOVE_MOUNT,
@@ -68,7 +68,7 @@ class Detached:
         except OSError as exc:
             log.info("no mount goes beneath the dead one at %s: %s", place, exc.strerror)
             return False
-        detach(place, lazy=True)
+        detach(place, lazy=True, dead=True)
         return True
 
     def put(self, place: Path) -> None:

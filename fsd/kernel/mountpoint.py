@@ -23,6 +23,7 @@ from fsd.model.limits import UNMOUNT_TRIES
 FSTYPE: Final = "fuse.fsd"
 DEVICE: Final = Path("/dev/fuse")
 BUSY_PACE: Final = 0.1
+_MNT_FORCE: Final = 1
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -192,18 +193,22 @@ def clear_dead(place: Path, keep: str = "") -> bool:
             )
         if entry.source == keep:
             return True
-        detach(place, lazy=True)
+        detach(place, lazy=True, dead=True)
 
 
-def detach(place: Path, *, lazy: bool) -> None:
+def detach(place: Path, *, lazy: bool, dead: bool = False) -> None:
     """Unmount `place`: umount2 as root, else fusermount3. Raises `Busy` (naming the users) or `FsdError`.
+
+    `dead`: its daemon was killed. A thread of that one may wait in the kernel, holding the connection, for
+    the lock of a directory that a reader has who waits for the daemon: unless the connection is ended (root
+    alone can), both stay for good.
 
     No error when nothing is mounted there. Busy without anybody to name is tried again for half a second: who
     looked at it in passing (df, an indexer) is gone by then.
     """
     for left in reversed(range(UNMOUNT_TRIES)):
         try:
-            _detach(place, lazy=lazy)
+            _detach(place, lazy=lazy, dead=dead)
             return
         except Busy as exc:
             if exc.details["pids"] or not left:
@@ -211,9 +216,9 @@ def detach(place: Path, *, lazy: bool) -> None:
             _pace.wait(BUSY_PACE)
 
 
-def _detach(place: Path, *, lazy: bool) -> None:
+def _detach(place: Path, *, lazy: bool, dead: bool) -> None:
     if os.geteuid() == 0:
-        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+        flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if dead else 0)
         if _libc.umount2(os.fsencode(place), flags) == 0:
             return
         number = ctypes.get_errno()
