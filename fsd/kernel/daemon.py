@@ -224,7 +224,7 @@ class Daemon:
         """A mount that came up but does not answer is no mount, nor is one whose daemon died."""
         while still_listed(self.place, self.options.source):
             try:
-                await trio.to_thread.run_sync(partial(detach, self.place, lazy=True))
+                await trio.to_thread.run_sync(partial(detach, self.place, lazy=True, dead=True))
             except FsdError as exc:
                 log.error("%s stays mounted: %s", self.place, exc)
                 return
