@@ -289,11 +289,14 @@ def delete(context: Context, args: SimpleNamespace) -> Document:
 
 def prune(context: Context, args: SimpleNamespace) -> Document:
     api = checkpoints(context)
+    if args.named and args.automatic:
+        raise UsageError("--named and --automatic exclude each other")
+    named = True if args.named else False if args.automatic else None
     if not args.dry_run:
-        planned = api.prune(args.keep, named=args.named, dry_run=True)
+        planned = api.prune(args.keep, named=named, dry_run=True)
         if planned["deleted"]:
             context.confirm(f"Delete {counted(len(planned['deleted']), 'checkpoint')}?", needs_yes=True)
-    done = api.prune(args.keep, named=args.named, dry_run=bool(args.dry_run))
+    done = api.prune(args.keep, named=named, dry_run=bool(args.dry_run))
     done.pop("more", None)
     return Document(done, text=_pruned_text)
 
@@ -304,5 +307,5 @@ def _pruned_text(value: Any) -> str:
     lines = list(value["deleted"]) or [f"nothing to delete, {kept} kept"]
     if apart:
         what = counted(apart, "checkpoint")
-        lines.append(f"{what} that somebody made or that undo the last hour stay (not with --named)")
+        lines.append(f"{what} not looked at: somebody made them or they undo the last hour (--named takes all)")
     return lines_of(lines)

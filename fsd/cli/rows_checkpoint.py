@@ -80,13 +80,14 @@ ROWS: Final = (
         flags=(checkpoint(required=True), YES),
     ),
     Command(
-        ("checkpoint", "prune"), (), GROUP, "delete automatic checkpoints that a rule does not keep",
-        "fsd checkpoint prune --keep hourly=24,daily=7", "do_checkpoint:prune", changes=True,
+        ("checkpoint", "prune"), (), GROUP, "delete checkpoints that a number or a rule does not keep",
+        "fsd checkpoint prune --keep 10 --yes", "do_checkpoint:prune", changes=True,
         plan=("POST", ROUTE + "/prune", "keep {keep}"),
         flags=(
-            flag("--keep", "how many: N of the newest, or last=, hourly=, daily=, weekly=, monthly=, yearly=",
-                 metavar="RULE", required=True),
-            switch("--named", "also those that somebody made, and undo ones of the last hour"),
+            flag("--keep", "N: the newest N of all; last=, hourly=, daily=, weekly=, monthly=, yearly=: of automatic"
+                 " ones", metavar="RULE", required=True),
+            switch("--named", "all, also undo ones of the last hour"),
+            switch("--automatic", "automatic ones alone, also with a number"),
             YES,
         ),
     ),

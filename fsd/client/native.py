@@ -37,11 +37,12 @@ class Checkpoints:
     def delete(self, name: str) -> JsonObject:
         return self.http.json("DELETE", self._one(name), wait=_RESTORE)
 
-    def prune(self, keep: str, *, named: bool = False, dry_run: bool = False) -> JsonObject:
-        """Delete what `keep` does not keep, step by step; what was deleted in all."""
+    def prune(self, keep: str, *, named: bool | None = None, dry_run: bool = False) -> JsonObject:
+        """Delete what `keep` does not keep, step by step; what was deleted in all. `named`: True takes all, False
+        automatic ones alone; None: all for a mere number, automatic ones for rules."""
         deleted: list[str] = []
         while True:
-            body = {"keep": keep, "named": named, "dry_run": dry_run}
+            body = {"keep": keep, "dry_run": dry_run, **({} if named is None else {"named": named})}
             answer = self.http.json("POST", self._base + "/prune", body=body, wait=_RESTORE)
             deleted += answer["deleted"]
             if dry_run or not answer["more"]:

@@ -206,17 +206,19 @@ async def delete(request: Request) -> Response:
 
 
 async def prune(request: Request) -> Response:
-    """Delete what a rule does not keep, some at a time; automatic ones alone unless asked otherwise, and what
-    a restore or merge replaced only when that is an hour ago."""
+    """Delete what a rule does not keep, some at a time. `named`: true takes all, false automatic ones alone. Left
+    out, a mere number takes all and rules take automatic ones alone, and in both cases what a restore or merge
+    replaced stays for an hour."""
     ctx = context(request)
     body, _ = await read_json(request)
     only(body, "keep", "named", "dry_run")
     keep = thinning.read_keep(string(body, "keep") or "")
-    too_named, dry_run = flag(body, "named") or False, flag(body, "dry_run") or False
+    whole, dry_run = flag(body, "named"), flag(body, "dry_run") or False
+    asked_for = thinning.is_number(string(body, "keep") or "") if whole is None else whole
 
     def work() -> object:
         fs, who = ctx.authenticate(request)
-        points, apart = _points(ctx, fs, too_named=too_named)
+        points, apart = _points(ctx, fs, asked_for=asked_for, whole=whole is True)
         doomed = thinning.doomed(points, keep)
         removed = doomed if dry_run else _delete_some(ctx, fs, who, doomed[:PRUNE_STEP])
         return {
@@ -246,7 +248,7 @@ def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> list[
     return removed
 
 
-def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> tuple[list[thinning.Point], int]:
+def _points(ctx: Context, fs: FsRef, *, asked_for: bool, whole: bool) -> tuple[list[thinning.Point], int]:
     """The filesystem's own checkpoints that may go, as they were made, and how many others it has."""
     thread = f"fsd:{fs.name}"
     now = ctx.host.wall_ns()
@@ -259,7 +261,7 @@ def _points(ctx: Context, fs: FsRef, *, too_named: bool) -> tuple[list[thinning.
         )
         for one in page:
             at = parse_rfc3339(one["created_at"], "created_at")
-            if too_named or may_be_thinned(one["reason"], now - at):
+            if whole or may_be_thinned(one["reason"], now - at, asked_for=asked_for):
                 found.append(thinning.Point(one["checkpoint_id"], at))
             else:
                 apart += 1

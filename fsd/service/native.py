@@ -79,10 +79,12 @@ def read_ask(body: Mapping[str, Any]) -> Ask:
     return Ask(label, reason or NAMED, keep, tuple(left))
 
 
-def may_be_thinned(reason: str, age: int) -> bool:
-    """Whether a rule may let go of a checkpoint so many ns old: one nobody asked for, and of those that undo
-    a restore or a merge none while it is still likely to be wanted."""
-    return reason == AUTOMATIC or (reason in (UNDO, MERGE_UNDO) and age >= UNDO_KEEP * NS)
+def may_be_thinned(reason: str, age: int, *, asked_for: bool) -> bool:
+    """Whether a rule may let go of a checkpoint so many ns old: one nobody asked for (`asked_for`: any), and of
+    those that undo a restore or a merge none while it is still likely to be wanted."""
+    if reason in (UNDO, MERGE_UNDO):
+        return age >= UNDO_KEEP * NS
+    return asked_for or reason == AUTOMATIC
 
 
 def no_checkpoint(name: str) -> NotFound:

@@ -102,8 +102,11 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     assert run(fs, "checkpoint", "delete", first, "--yes").json["status"] == "deleted"
     run(fs, "checkpoint", "show", first, code=5)
     run(fs, "cat", "/tasks/plan.md", "--checkpoint", first, code=5)
-    text = run(fs, "checkpoint", "prune", "--keep", "1", "--yes", "--output", "text").text
-    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints that somebody made or"), text
+    text = run(fs, "checkpoint", "prune", "--keep", "last=1", "--yes", "--output", "text").text
+    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints not looked at: somebody made"), text
+    text = run(fs, "checkpoint", "prune", "--keep", "1", "--automatic", "--yes", "--output", "text").text
+    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints not looked at: somebody made"), text
+    run(fs, "checkpoint", "prune", "--keep", "1", "--automatic", "--named", "--yes", code=2)
     pruned = run(fs, "checkpoint", "prune", "--keep", "1", "--named", "--yes").json
     assert (len(pruned["deleted"]), pruned["kept"], pruned["not_considered"]) == (2, 1, 0)
     run(fs, "checkpoint", "prune", "--keep", "sometimes", "--yes", code=2)

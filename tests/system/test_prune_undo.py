@@ -36,6 +36,17 @@ def test_what_a_restore_replaced_stays_an_hour_whatever_the_rule(store: Store) -
     assert [one["checkpoint_id"] for one in ask(store, "GET", "/checkpoints")["checkpoints"]] == [newest]
 
 
+def test_a_number_is_about_all_but_what_undoes_the_last_hour(store: Store) -> None:
+    ask(store, "PUT", "/files/a", b"one")
+    made = [ask(store, "POST", "/checkpoints", {"label": f"v{n}"})["checkpoint_id"] for n in range(12)]
+    ask(store, "PUT", "/files/a", b"two")
+    undo = ask(store, "POST", "/restore", {"checkpoint": made[0]})["undo_checkpoint_id"]
+    pruned = ask(store, "POST", "/checkpoints/prune", {"keep": "10"})
+    assert (pruned["deleted"], pruned["kept"], pruned["not_considered"]) == (made[:2], 10, 1)
+    left = [one["checkpoint_id"] for one in ask(store, "GET", "/checkpoints")["checkpoints"]]
+    assert left == [undo, *made[:1:-1]]
+
+
 def test_who_asks_for_all_gets_all(store: Store) -> None:
     ask(store, "PUT", "/files/a", b"one")
     first = ask(store, "POST", "/checkpoints", {"label": "release"})["checkpoint_id"]
