@@ -307,5 +307,5 @@ def _pruned_text(value: Any) -> str:
     lines = list(value["deleted"]) or [f"nothing to delete, {kept} kept"]
     if apart:
         what = counted(apart, "checkpoint")
-        lines.append(f"{what} not looked at: somebody made them or they undo the last hour (--named takes all)")
+        lines.append(f"{what} not looked at: made by somebody, or undo the last hour (--named takes all)")
     return lines_of(lines)

@@ -38,8 +38,8 @@ class Checkpoints:
         return self.http.json("DELETE", self._one(name), wait=_RESTORE)
 
     def prune(self, keep: str, *, named: bool | None = None, dry_run: bool = False) -> JsonObject:
-        """Delete what `keep` does not keep, step by step; what was deleted in all. `named`: True takes all, False
-        automatic ones alone; None: all for a mere number, automatic ones for rules."""
+        """Delete what `keep` does not keep, step by step; what was deleted in all. `named`: True takes all,
+        False automatic ones alone; None: all for a mere number, automatic ones for rules."""
         deleted: list[str] = []
         while True:
             body = {"keep": keep, "dry_run": dry_run, **({} if named is None else {"named": named})}

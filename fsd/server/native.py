@@ -206,9 +206,9 @@ async def delete(request: Request) -> Response:
 
 
 async def prune(request: Request) -> Response:
-    """Delete what a rule does not keep, some at a time. `named`: true takes all, false automatic ones alone. Left
-    out, a mere number takes all and rules take automatic ones alone, and in both cases what a restore or merge
-    replaced stays for an hour."""
+    """Delete what a rule does not keep, some at a time. `named`: true takes all, false automatic ones alone.
+    Left out, a mere number takes all and rules take automatic ones alone, and in both cases what a restore or
+    merge replaced stays for an hour."""
     ctx = context(request)
     body, _ = await read_json(request)
     only(body, "keep", "named", "dry_run")

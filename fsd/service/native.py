@@ -80,8 +80,8 @@ def read_ask(body: Mapping[str, Any]) -> Ask:
 
 
 def may_be_thinned(reason: str, age: int, *, asked_for: bool) -> bool:
-    """Whether a rule may let go of a checkpoint so many ns old: one nobody asked for (`asked_for`: any), and of
-    those that undo a restore or a merge none while it is still likely to be wanted."""
+    """Whether a rule may let go of a checkpoint so many ns old: one nobody asked for (`asked_for`: any), and
+    of those that undo a restore or a merge none while it is still likely to be wanted."""
     if reason in (UNDO, MERGE_UNDO):
         return age >= UNDO_KEEP * NS
     return asked_for or reason == AUTOMATIC

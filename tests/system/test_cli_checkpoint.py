@@ -103,9 +103,9 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     run(fs, "checkpoint", "show", first, code=5)
     run(fs, "cat", "/tasks/plan.md", "--checkpoint", first, code=5)
     text = run(fs, "checkpoint", "prune", "--keep", "last=1", "--yes", "--output", "text").text
-    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints not looked at: somebody made"), text
+    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints not looked at: made by somebody"), text
     text = run(fs, "checkpoint", "prune", "--keep", "1", "--automatic", "--yes", "--output", "text").text
-    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints not looked at: somebody made"), text
+    assert text.startswith("nothing to delete, 0 kept\n3 checkpoints not looked at: made by somebody"), text
     run(fs, "checkpoint", "prune", "--keep", "1", "--automatic", "--named", "--yes", code=2)
     pruned = run(fs, "checkpoint", "prune", "--keep", "1", "--named", "--yes").json
     assert (len(pruned["deleted"]), pruned["kept"], pruned["not_considered"]) == (2, 1, 0)
