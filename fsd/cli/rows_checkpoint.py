@@ -84,7 +84,7 @@ ROWS: Final = (
         "fsd checkpoint prune --keep 10 --yes", "do_checkpoint:prune", changes=True,
         plan=("POST", ROUTE + "/prune", "keep {keep}"),
         flags=(
-            flag("--keep", "N: the newest N of all; last=, hourly=, daily=, weekly=, monthly=, yearly=: of the"
+            flag("--keep", "N: the newest N of all; last=, hourly=, daily=, weekly=, monthly=, yearly=: of"
                  " automatic ones", metavar="RULE", required=True),
             switch("--named", "all, also undo ones of the last hour"),
             switch("--automatic", "automatic ones alone, also with a number"),
