@@ -97,3 +97,23 @@ def test_pages_of_a_killed_write_are_no_tear(tmp_path: Path) -> None:
             history.check_exact({**before, path: before[path]._replace(content=content)})
             checked += 1
     assert checked
+
+
+def test_a_commit_may_come_between_the_two_requests_of_one_write(tmp_path: Path) -> None:
+    """A write that begins inside a page was under way when a flush took what was there: its first half is no
+    tear, its first half and a byte are one. Nor is it one where a file that was emptied is to stay unseen."""
+    recording = Recording(tmp_path, 11, "plain", steps=400)
+    recording.wait_end()
+    history = recording.history()
+    checked = 0
+    for path, number in history._nodes[-1].items():
+        for time, content, hidden in history._split.get(number, ()):
+            named = history._nodes[time - 1].get(path) == number
+            if hidden or not named or history._nodes[-1][path] == history.mapped:
+                continue
+            state = history.states[time - 1]
+            history.check_up_to({**state, path: state[path]._replace(content=content)}, time - 1)
+            with pytest.raises(AssertionError):
+                history.check_up_to({**state, path: state[path]._replace(content="torn")}, time - 1)
+            checked += 1
+    assert checked

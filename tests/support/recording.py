@@ -177,8 +177,9 @@ class History:
         self._changed: set[int] = set()  # handles through which something changed
         # What a killed program's last write may have left: some of its pages.
         self._partly: dict[int, set[str]] = {}
-        # The kernel sends a write that begins inside a page as two requests: a power cut may come between.
-        self._split: dict[int, list[tuple[int, str]]] = {}
+        # The kernel sends a write that begins inside a page as two requests: a power cut may come between,
+        # and so may the commit of a flush or a barrier.
+        self._split: dict[int, list[tuple[int, str, bool]]] = {}
         # The file of a mapping into which the last call stored: its pages are promised nothing yet.
         self.mapped = 0
         for time, call in enumerate(calls, 1):
@@ -191,7 +192,7 @@ class History:
 
     def _part(self, time: int, call: dict[str, Any]) -> None:
         """What a write leaves when it ends early, between two pages: the last call of a killed program
-        anywhere, one cut by a power failure at its first page border."""
+        anywhere, one that a power failure or a commit came into at its first page border."""
         node, _, flags = self._handles[call["h"]]
         off = call.get("off", len(node.data) if flags & os.O_APPEND else self._at[call["h"]])
         data = payload(self._seed, call["n"], call["size"])
@@ -203,7 +204,7 @@ class History:
             self._put(part, off, data[: end - off])
             content = part.value().content
             if not killed:
-                self._split.setdefault(node.number, []).append((time, content))
+                self._split.setdefault(node.number, []).append((time, content, node.hidden))
                 return
             self._partly.setdefault(node.number, set()).add(content)
 
@@ -384,8 +385,9 @@ class History:
                 if ended > start and (not hidden or durable):
                     held.add(content)
             held |= self._partly.get(number, set())
-            if power_cut:
-                held |= {content for time, content in self._split.get(number, ()) if time > start}
+            for time, content, hidden in self._split.get(number, ()):
+                if time > start and (power_cut or not hidden):
+                    held.add(content)
         return held
 
     def _trace(self, path: str, content: str, names: int) -> str:
