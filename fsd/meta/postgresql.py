@@ -28,7 +28,7 @@ except ImportError as exc:
 
 from fsd.host.seam import Host
 from fsd.meta.database import Room, Tx
-from fsd.meta.group import Gathering, GroupCommit, Request
+from fsd.meta.group import Ended, Gathering, GroupCommit, Request, settle
 from fsd.meta.schema import migrate
 from fsd.meta.sql import MAX
 from fsd.model.errors import (
@@ -229,23 +229,26 @@ class PostgresDatabase:
     def _run(self, gathering: Gathering) -> None:
         """One transaction for all; when it fails as a whole, one each, so that only the guilty one fails."""
         outcome = self._transaction(gathering)
-        for _ in range(DB_RETRIES - 1):
-            if outcome is None or not _connection_lost(outcome):
-                break
-            outcome = self._transaction(gathering)
-        if outcome is None:
-            return
-        if _connection_lost(outcome):
-            self._fail_all(gathering, outcome)
-            return
-        for request in gathering.taken:
-            for _ in range(DB_RETRIES):
-                outcome = self._alone(request)
-                if outcome is None or not (_connection_lost(outcome) or _deadlock(outcome)):
+        try:
+            for _ in range(DB_RETRIES - 1):
+                if outcome is None or not _connection_lost(outcome):
                     break
-                log.info("a write on %s is tried again: %s", self.where, outcome)
-            if outcome is not None:
-                request.fail(self._told(outcome))
+                outcome = self._transaction(gathering)
+            if outcome is None:
+                return
+            if _connection_lost(outcome):
+                self._fail_all(gathering, outcome)
+                return
+            for request in gathering.taken:
+                for _ in range(DB_RETRIES):
+                    outcome = self._alone(request)
+                    if outcome is None or not (_connection_lost(outcome) or _deadlock(outcome)):
+                        break
+                    log.info("a write on %s is tried again: %s", self.where, outcome)
+                if outcome is not None:
+                    request.fail(self._told(outcome))
+        finally:
+            del outcome
 
     def _fail_all(self, gathering: Gathering, cause: BaseException) -> None:
         for request in gathering.taken:
@@ -260,7 +263,7 @@ class PostgresDatabase:
     def _transaction(self, gathering: Gathering) -> BaseException | None:
         """Run and settle a gathering; an error means that nothing of it is settled, and nothing of it
         happened unless it is `_CommitUnknown`."""
-        ended: list[tuple[Request, Any, BaseException | None]] = []
+        ended: Ended = []
         try:
             conn = self._writers.take()
         except (psycopg.Error, FsdError) as exc:
@@ -268,11 +271,12 @@ class PostgresDatabase:
         try:
             conn.execute(_BEGIN)
             for request in gathering:
-                value, error = self._request(conn, request) if ended else self._first(conn, request)
-                ended.append((request, value, error))
+                done = self._request if ended else self._first
+                ended.append((request, *done(conn, request)))
             self._host.crash_point("db.commit")
             self._commit(conn)
             self._host.crash_point("db.committed")
+            settle(ended)
         except psycopg.Error as exc:
             conn.close()
             if _connection_lost(exc):
@@ -287,12 +291,8 @@ class PostgresDatabase:
             conn.close()
             raise
         finally:
+            ended.clear()
             self._writers.give(conn)
-        for request, value, error in ended:
-            if error is None:
-                request.succeed(value)
-            else:
-                request.fail(error)
         return None
 
     @staticmethod

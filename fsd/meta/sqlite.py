@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from fsd.host.files import fsync_dir, lock_directory, make_dirs_durable
 from fsd.host.seam import Host
 from fsd.meta.database import Room, Tx
-from fsd.meta.group import Gathering, GroupCommit, Request
+from fsd.meta.group import Ended, Gathering, GroupCommit, Request, settle
 from fsd.meta.reserve import Reserve
 from fsd.meta.schema import STATISTICS, migrate
 from fsd.model.errors import Conflict, FsdError, IntegrityError, InternalError, NoSpace, Unavailable
@@ -193,42 +193,41 @@ class SqliteDatabase:
     def _run(self, gathering: Gathering) -> None:
         """One transaction for all; when it fails as a whole, one each, so that only the guilty one fails."""
         error = self._transaction(gathering)
-        if error is None:
-            return
-        if len(gathering.taken) == 1:
-            gathering.taken[0].fail(error)
-            return
-        for request in gathering.taken:
-            error = self._transaction(Gathering(request, lambda: None))
-            if error is not None:
-                request.fail(error)
+        try:
+            if error is None:
+                return
+            if len(gathering.taken) == 1:
+                gathering.taken[0].fail(error)
+                return
+            for request in gathering.taken:
+                error = self._transaction(Gathering(request, lambda: None))
+                if error is not None:
+                    request.fail(error)
+        finally:
+            del error
 
     def _transaction(self, gathering: Gathering) -> BaseException | None:
         """Run and settle a gathering; an error means that nothing of it happened and nothing is settled."""
-        ended: list[tuple[Request, Any, BaseException | None]] = []
+        ended: Ended = []
         try:
             self._conn.execute("BEGIN IMMEDIATE")
             for request in gathering:
-                value, error = self._request(request) if ended else self._first(request)
-                ended.append((request, value, error))
+                ended.append((request, *(self._request(request) if ended else self._first(request))))
             self._host.crash_point("db.commit")
             self._conn.execute("COMMIT")
             self._host.crash_point("db.committed")
+            settle(ended)
         except _TransactionLost as exc:
             self._abandon()
-            cause = exc.cause
-            return self._translate(cause) if isinstance(cause, sqlite3.Error) else cause
+            return self._told(exc.cause)
         except sqlite3.Error as exc:
             self._abandon()
             return self._translate(exc)
         except BaseException:
             self._abandon()
             raise
-        for request, value, error in ended:
-            if error is None:
-                request.succeed(value)
-            else:
-                request.fail(error)
+        finally:
+            ended.clear()
         return None
 
     def _first(self, request: Request) -> tuple[Any, BaseException | None]:
@@ -241,7 +240,7 @@ class SqliteDatabase:
                 raise _TransactionLost(exc) from exc
             self._conn.execute("ROLLBACK")
             self._conn.execute("BEGIN IMMEDIATE")
-            return None, self._translate(exc) if isinstance(exc, sqlite3.Error) else exc
+            return None, self._told(exc)
 
     def _request(self, request: Request) -> tuple[Any, BaseException | None]:
         """Behind others, whose work its failure must not undo."""
@@ -253,7 +252,7 @@ class SqliteDatabase:
                 raise _TransactionLost(exc) from exc
             self._conn.execute("ROLLBACK TO request")
             self._conn.execute("RELEASE request")
-            return None, self._translate(exc) if isinstance(exc, sqlite3.Error) else exc
+            return None, self._told(exc)
         self._conn.execute("RELEASE request")
         return value, None
 
@@ -266,6 +265,9 @@ class SqliteDatabase:
             log.exception("rolling back failed; the connection to %s is opened anew", self._directory)
             self._conn.close()
             self._conn = _connect(self._directory / FILE)
+
+    def _told(self, error: BaseException) -> BaseException:
+        return self._translate(error) if isinstance(error, sqlite3.Error) else error
 
     def _translate(self, exc: sqlite3.Error) -> FsdError:
         return translate(exc, self._directory)

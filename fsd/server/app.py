@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
 from fsd.meta.sql import chunks, in_list, values_list
-from fsd.model.errors import FsdError, Unavailable
+from fsd.model.errors import Unavailable
 from fsd.model.limits import REQUESTS_MAX
 from fsd.server import (
     blobs,
@@ -34,9 +34,9 @@ from fsd.server import (
     sweep,
 )
 from fsd.server.context import Context, context, json_response
-from fsd.server.errors import answer, log, translate
+from fsd.server.errors import log
 from fsd.server.openapi import document
-from fsd.server.route import RouteDef, Shortcuts, request_id, route
+from fsd.server.route import RouteDef, Shortcuts, route, told
 from fsd.server.waiters import Waiters
 from fsd.service.open import Service
 from fsd.service.text import new_id
@@ -153,9 +153,7 @@ class Front:
                     # The answer has begun: the only truth left to tell is to cut it off.
                     log.warning("%s: an answer was cut off: %s", name, exc)
                     raise
-                error = translate(exc, name)
-                scope["fsd.error"] = error.code
-                await answer(error, name)(scope, receive, sending)
+                await told(exc, Request(scope))(scope, receive, sending)
         finally:
             ctx.metrics.in_flight -= 1
             seconds = ctx.host.monotonic() - started
@@ -172,9 +170,7 @@ class Front:
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
-    error: FsdError = translate(exc, request_id(request))
-    request.scope["fsd.error"] = error.code
-    return answer(error, request_id(request))
+    return told(exc, request)
 
 
 def _heads(service: Service, subjects: list[Hashable]) -> dict[Hashable, int]:

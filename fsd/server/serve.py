@@ -231,7 +231,8 @@ def _raise_descriptors() -> None:
 
 
 def _collect_seldom() -> None:
-    """What a request makes is freed by its counts: the collector finds nothing, at 5 % of a commit's CPU."""
+    """What a request makes is freed by its counts, however it ends (test_refused_bodies): the collector finds
+    nothing, at 5 % of a commit's CPU."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 

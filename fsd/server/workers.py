@@ -31,13 +31,16 @@ class _Worker:
 
     __slots__ = ("inbox", "thread")
 
-    def __init__(self, name: str, work: Callable[[_Worker, _Job], None], first: _Job) -> None:
+    def __init__(self, name: str, work: Callable[[_Worker], None]) -> None:
         self.inbox: Final[SimpleQueue[_Job | None]] = SimpleQueue()
-        self.thread = threading.Thread(target=work, args=(self, first), name=name, daemon=True)
+        self.thread = threading.Thread(target=work, args=(self,), name=name, daemon=True)
 
 
 class Workers:
-    """At most `most` threads, started when none is idle. `run` belongs to the event loop's thread."""
+    """At most `most` threads, started when none is idle. `run` belongs to the event loop's thread.
+
+    Nothing of a job is kept when it has ended, well or not: what it holds may be a body of many megabytes,
+    and the collector comes seldom (`serve._collect_seldom`)."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
@@ -58,9 +61,10 @@ class Workers:
             self._idle.pop().inbox.put(job)
         except IndexError:
             if len(self._all) < self._most:
-                worker = _Worker(f"{self._name}-{len(self._all)}", self._work, job)
+                worker = _Worker(f"{self._name}-{len(self._all)}", self._work)
+                worker.thread.start()  # first: one that cannot be had must not count
                 self._all.append(worker)
-                worker.thread.start()
+                worker.inbox.put(job)
             else:
                 self._waiting.append(job)
                 self._look_again()
@@ -87,9 +91,11 @@ class Workers:
             except IndexError:  # another one has it
                 self._idle.append(worker)
 
-    def _work(self, me: _Worker, job: _Job | None) -> None:
+    def _work(self, me: _Worker) -> None:
+        job = me.inbox.get()
         while job is not None:
             _do(job)
+            job = None  # an idle worker must not keep the body of its last request
             try:
                 job = self._waiting.popleft()
             except IndexError:
@@ -108,6 +114,8 @@ def _do(job: _Job) -> None:
         job.loop.call_soon_threadsafe(_settle, job.future, value, error)
     except RuntimeError:
         log.debug("a request ended after the event loop")
+    finally:
+        del job, error  # its traceback has this frame: a circle would keep what `fn` holds
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

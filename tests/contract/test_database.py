@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -382,3 +384,54 @@ def test_room_is_given_back_by_several_at_once(db: Database) -> None:
     for thread in threads:
         thread.join(60)
     assert not failed and not any(thread.is_alive() for thread in threads), failed
+
+
+class Held(set[int]):
+    """What a weak reference can be made to."""
+
+
+def fails_alone(db: Database, held: Held) -> None:
+    def refused(tx: Tx) -> None:
+        raise Unavailable(f"{len(held)}")
+
+    def not_there(tx: Tx) -> None:
+        tx.execute(f"UPDATE nowhere SET x={len(held)}")
+
+    for work, expected in ((refused, Unavailable), (not_there, InternalError)):
+        with pytest.raises(expected):
+            db.write(work)
+
+
+def fails_behind_another(db: Database, held: Held) -> None:
+    """In the transaction of one that waits until this one waits for it."""
+    began, go = threading.Event(), threading.Event()
+
+    def first(tx: Tx) -> int:
+        began.set()
+        assert go.wait(20)
+        return put(tx, f"first{threading.get_ident()}", len(held))
+
+    def second(tx: Tx) -> None:
+        raise Unavailable(f"{len(held)}")
+
+    leader = threading.Thread(target=db.write, args=(first,))
+    leader.start()
+    assert began.wait(20)
+    threading.Timer(0.1, go.set).start()
+    with pytest.raises(Unavailable):
+        db.write(second)
+    leader.join(20)
+
+
+@pytest.mark.parametrize("fail", [fails_alone, fails_behind_another])
+def test_an_error_keeps_nothing_of_its_request(db: Database, fail: Callable[[Database, Held], None]) -> None:
+    """Without the collector, which comes seldom to a server: a body of megabytes may hang on a request."""
+    held = Held({1})
+    kept = weakref.ref(held)
+    gc.disable()
+    try:
+        fail(db, held)
+        del held
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
@@ -15,6 +17,15 @@ import uvloop
 from fsd.server.workers import Workers
 
 VALUE: contextvars.ContextVar[int] = contextvars.ContextVar("value", default=0)
+
+
+class Body(set[int]):
+    """What a weak reference can be made to."""
+
+
+async def gone(kept: weakref.ref[Body]) -> None:
+    while kept() is not None:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -88,6 +99,48 @@ def test_what_was_given_up_is_not_told_and_ends_nothing(workers: Workers) -> Non
         left.cancel()
         go.set()
         assert await workers.run(lambda: 5) == 5
+
+    run(scene)
+
+
+def test_nothing_of_a_job_is_kept_when_it_has_ended(workers: Workers) -> None:
+    """A body of megabytes hangs on it; without the collector, which comes seldom."""
+
+    def broken(body: Body) -> None:
+        raise ValueError(len(body))
+
+    async def scene() -> None:
+        for _ in range(3):  # a thread's first job is not like its second
+            body = Body({1})
+            kept = weakref.ref(body)
+            await workers.run(partial(len, body))
+            del body
+            await gone(kept)
+            body = Body({1})
+            kept = weakref.ref(body)
+            with pytest.raises(ValueError, match="1"):
+                await workers.run(partial(broken, body))
+            del body
+            await gone(kept)
+
+    gc.disable()
+    try:
+        run(scene)
+    finally:
+        gc.enable()
+
+
+def test_threads_that_cannot_be_had_do_not_count(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scene() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for _ in range(5):
+                with pytest.raises(RuntimeError, match="thread"):
+                    await workers.run(lambda: 1)
+        assert await workers.run(lambda: 2) == 2
 
     run(scene)
 
