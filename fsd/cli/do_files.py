@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import errno
+import signal
+import threading
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -227,6 +229,7 @@ def grep(context: Context, args: SimpleNamespace) -> Document:
 
     pattern = searching.compiled(args.pattern, ignore_case=args.ignore_case)
     limit = GREP_MATCHES if args.limit is None else args.limit
+    _let_ctrl_c_end_it()
     found = searching.grep(files(context), remote_path(args.path), pattern, limit)
     value = {
         "path": args.path,
@@ -243,6 +246,14 @@ def grep(context: Context, args: SimpleNamespace) -> Document:
         return "".join(lines) + more
 
     return Document(value, text=text)
+
+
+def _let_ctrl_c_end_it() -> None:
+    """An expression can take for ever, and while one runs no other thread of the interpreter does, the one
+    that would handle Ctrl-C neither. There is nothing to tidy up here."""
+    here = threading.current_thread() is threading.main_thread()
+    if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def nothing_to_pack(context: Context, args: SimpleNamespace) -> Document:

@@ -45,10 +45,11 @@ def compiled(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
 
 
 def grep(api: Files, top: bytes, pattern: re.Pattern[str], limit: int) -> Found:
-    """At most `limit` matching lines of the files below `top`, or of the file `top`."""
+    """At most `limit` matching lines of the files below `top`, or of the file `top`. A link is followed where
+    it is `top`, and no other one; paths are told as they are without it."""
     found = Found()
-    about = api.stat(top)
-    files = iter([about]) if about["kind"] == "file" else api.find(top, FindFilter(kind="file"))
+    about = api.stat(top, follow=True)
+    files = iter([about]) if about["kind"] == "file" else api.find(raw_path(about), FindFilter(kind="file"))
     while batch := list(islice(files, _BATCH)):
         _search(api, [raw_path(one) for one in batch], pattern, limit, found)
         if len(found.matches) >= limit:
@@ -88,27 +89,42 @@ def _lines_of(api: Files, path: bytes, pattern: re.Pattern[str], limit: int) -> 
     """The matching lines of a file, at most `limit`; None: it is binary."""
     matches: list[JsonObject] = []
     rest, number, first = b"", 1, True
+    going_on = matched = False  # the first line is the rest of one searched in part; and it matched there
     for piece in chain(api.read(path), (b"",)):
         if first and b"\0" in piece:
             return None
         first = False
         lines = (rest + piece).split(b"\n")
         rest = lines.pop()
-        if not piece or len(rest) > GREP_LINE_MAX:  # the end, or a line that is searched in parts
+        cut = len(rest) > GREP_LINE_MAX
+        if cut or (rest and not piece):  # nothing behind the last line's end is no line
             lines.append(rest)
         for at, line in enumerate(lines):
+            if at or not going_on:
+                matched = False
+            elif matched or not line:
+                continue
             if pattern.search(line.removesuffix(b"\r").decode("utf-8", "surrogateescape")):
+                matched = True
                 matches.append(_told(path, number + at, line.removesuffix(b"\r")))
                 if len(matches) >= limit:
                     return matches
-        number += len(lines)
-        if lines and lines[-1] is rest:
-            rest, number = b"", number - 1
+        number += len(lines) - cut
+        rest, going_on = (b"", True) if cut else (rest, going_on and not lines)
     return matches
 
 
+def _shown(line: bytes) -> bytes:
+    """What is told of a line, cut between characters."""
+    end = min(len(line), GREP_LINE_SHOWN)
+    for at in range(end, max(0, end - 4), -1):
+        if at == len(line) or line[at] & 0xC0 != 0x80:
+            return line[:at]
+    return line[:end]
+
+
 def _told(path: bytes, number: int, line: bytes) -> JsonObject:
-    shown = line[:GREP_LINE_SHOWN]
+    shown = _shown(line)
     made: JsonObject = {"path": show(path), "line": number, "text": show(shown)}
     for name, raw in (("path", path), ("text", shown)):
         try:

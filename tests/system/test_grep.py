@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from support.cli import Outcome, process
-from support.server import TestFs, shared_fs, shared_server  # noqa: F401
+from support.processes import die_with_parent
+from support.server import TestFs, clean_env, shared_fs, shared_server  # noqa: F401
+from support.wait import wait_for
 
 from fsd.client import grep as searching
 from fsd.client.files import Files
@@ -18,6 +24,11 @@ from fsd.model.limits import GREP_LINE_MAX, GREP_LINE_SHOWN
 
 def put(fs: TestFs, path: str, data: bytes) -> None:
     assert fs.ask("PUT", f"/files{path}?parents=1", data).status == 200
+
+
+def processor_time(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def grep(fs: TestFs, *argv: str | bytes) -> Outcome:
@@ -76,6 +87,51 @@ def test_a_long_line_is_searched_in_parts(shared_fs: TestFs) -> None:  # noqa: F
     found = searching.grep(api, b"/long", searching.compiled("needle", ignore_case=False), 10)
     assert [one["line"] for one in found.matches] == [1, 2]
     assert len(found.matches[0]["text"]) <= GREP_LINE_SHOWN
+
+
+def test_only_what_is_there_is_a_line(shared_fs: TestFs) -> None:  # noqa: F811
+    put(shared_fs, "/ended", b"a\n\nb\n")
+    put(shared_fs, "/open", b"a\n\nb")
+    put(shared_fs, "/empty", b"")
+    put(shared_fs, "/long", b"a" * (GREP_LINE_MAX + 1) + b"\n")
+    assert lines(grep(shared_fs, "^$")) == [("/ended", 2, ""), ("/open", 2, "")]
+    assert [m[:2] for m in lines(grep(shared_fs, "", "/open"))] == [("/open", 1), ("/open", 2), ("/open", 3)]
+
+
+def test_a_long_line_is_told_once_and_cut_between_characters(shared_fs: TestFs) -> None:  # noqa: F811
+    put(shared_fs, "/long", b"a" + "ä".encode() * GREP_LINE_MAX + b"\nend\n")
+    found = grep(shared_fs, "ä|end", "/long")
+    assert [line for _, line, _ in lines(found)] == [1, 2]
+    first = found.json["matches"][0]
+    assert "text_b64" not in first and len(first["text"].encode()) == GREP_LINE_SHOWN - 1
+
+
+def test_a_link_is_followed_where_it_is_named(shared_fs: TestFs) -> None:  # noqa: F811
+    put(shared_fs, "/d/f", b"x\n")
+    for link, target in (("/to-file", "d/f"), ("/to-directory", "d"), ("/d/inside", "f")):
+        got = shared_fs.ask("POST", "/actions", {"action": "symlink", "path": link, "target": target})
+        assert got.status == 200, got.body
+    for top in ("/to-file", "/to-directory", "/"):
+        assert lines(grep(shared_fs, "x", top)) == [("/d/f", 1, "x")], top
+
+
+def test_ctrl_c_ends_an_expression_that_explodes(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+    put(shared_fs, "/f", b"a" * 60 + b"!\n")
+    with (tmp_path / "err").open("wb") as err:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "fsd", "grep", "(a+)+$"],
+            env=clean_env(**shared_fs.env),
+            stdout=err,
+            stderr=err,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        wait_for(lambda: processor_time(running.pid) > 2, 60, "it to search")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == -signal.SIGINT, (tmp_path / "err").read_text()
+    finally:
+        running.kill()
+        running.wait(10)
 
 
 def test_as_it_was(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
