@@ -1,7 +1,9 @@
 """Ends a connection that is not done in time, however busily it drips.
 
 A socket's own time-out begins anew with every byte, so it bounds silence, not an answer. One thread, started
-at the first use, serves all connections of an `Http`.
+when it is needed, serves all connections of an `Http`. It ends when nothing was timed for IDLE seconds: a
+program that makes clients and never closes them would gather threads otherwise, and from some ten thousand on
+their looks at the clock alone take all of the interpreter's time.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Final
+
+IDLE: Final = 1.0
 
 
 class Watchdog:
@@ -33,7 +38,7 @@ class Watchdog:
         """Shut `sock` down when the block is not left within `seconds`."""
         with self._changed:
             self._due[sock] = self._clock() + seconds
-            if self._thread is None:
+            if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -50,8 +55,12 @@ class Watchdog:
                 for sock in [one for one, due in self._due.items() if due <= now]:
                     del self._due[sock]
                     _shut(sock)
-                # Bounded even while nothing is due: an earlier deadline may come without a wake-up.
-                self._changed.wait(max(0.01, min(self._due.values(), default=now + 60.0) - now))
+                if self._due:
+                    # Bounded: an answer that came in time does not wake it.
+                    self._changed.wait(min(IDLE, max(0.01, min(self._due.values()) - now)))
+                elif not self._changed.wait(IDLE) and not self._due:
+                    break
+            self._thread = None
 
 
 def _shut(sock: socket.socket) -> None:
