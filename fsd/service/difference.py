@@ -212,8 +212,32 @@ class Difference:
 
     def changes(self) -> list[Change]:
         """All changes in order of path bytes (of the new path, where there are two)."""
-        found = [*self._of_names(), *self._of_inodes()]
+        found = [*self._joined(list(self._of_names())), *self._of_inodes()]
         return sorted(found, key=lambda change: (change.path, change.kind))
+
+    def _joined(self, found: list[Change]) -> Iterator[Change]:
+        """What went and what came under one path of two directories, since the one above was replaced (a tree
+        that was built anew): one change, as where the directory is the same."""
+        went = {change.path: change for change in found if change.kind == REMOVED}
+        came = {change.path: change for change in found if change.kind == ADDED}
+        for change in found:
+            old, new = went.get(change.path), came.get(change.path)
+            if old is None or new is None or change not in (old, new) or not self._succeeds(old, new):
+                yield change
+            elif change is new:
+                assert old.before is not None, "it was there"
+                assert new.after is not None, "it is there"
+                yield from self._succeeded(change.path, old.before, new.after)
+
+    def _succeeds(self, old: Change, new: Change) -> bool:
+        """Whether what went is nowhere now and what came was nowhere before."""
+        was, now = old.before, new.after
+        return (
+            was is not None
+            and now is not None
+            and self.after.attr(was.ino) is None
+            and self.before.attr(now.ino) is None
+        )
 
     # -- names ---------------------------------------------------------------------------------------
 
@@ -258,19 +282,31 @@ class Difference:
         was, now = self.before.attr(old), self.after.attr(new)
         assert was is not None, "it was there"
         assert now is not None, "it is there"
+        yield from self._succeeded(self.after.path(key), was, now)
+
+    def _succeeded(self, path: bytes, was: Attr, now: Attr) -> Iterator[Change]:
+        """Another inode under the same path; nothing where it is the same to look at."""
+        if stat.S_IFMT(was.mode) != stat.S_IFMT(now.mode):
+            yield Change(path, REPLACED, was, now, None, True)
+            return
+        old, new = was.ino, now.ino
         content = _head_differs(was, now) or (
             was.size == now.size and self.before.content((old,))[old] != self.after.content((new,))[new]
         )
         if content or attributes_differ(was, now):
             kind = MODIFIED if content else ATTRIBUTES
-            yield Change(self.after.path(key), kind, was, now, None, content)
+            yield Change(path, kind, was, now, None, content)
 
     def _of_one(self, ino: int, gone: Sequence[Key], come: Sequence[Key]) -> Iterator[Change]:
         """The names an inode lost and got: pairs of them are renames where it is there on both sides."""
         was, now = self.before.attr(ino), self.after.attr(ino)
+        gone, come, same = self._apart(gone, come)
+        content = self._content_differs(ino)
+        if same and was is not None and now is not None and (content or attributes_differ(was, now)):
+            kind = MODIFIED if content else ATTRIBUTES
+            yield from (Change(path, kind, was, now, None, content) for path in same)
         pairs = min(len(gone), len(come)) if was is not None and now is not None else 0
         for old, new in zip(gone[:pairs], come[:pairs]):
-            content = self._content_differs(ino)
             yield Change(self.after.path(new), RENAMED, was, now, self.before.path(old), content)
         for key in gone[pairs:]:
             if key not in self._entries_after or not self._takes_over(key):
@@ -281,6 +317,24 @@ class Difference:
                 yield Change(self.after.path(key), ADDED, None, now)
             else:
                 yield Change(self.after.path(key), REPLACED, self.before.attr(there), now, None, True)
+
+    def _apart(
+        self, gone: Sequence[Key], come: Sequence[Key]
+    ) -> tuple[Sequence[Key], Sequence[Key], list[bytes]]:
+        """Names lost and got, without those that are one path: a directory above was replaced by another that
+        has the inode as well. Third, those paths."""
+        if not gone or not come:
+            return gone, come, []
+        here = {self.before.path(key): key for key in gone}
+        same = {path: key for key in come if (path := self.after.path(key)) in here}
+        if not same:
+            return gone, come, []
+        left, stay = {here[path] for path in same}, set(same.values())
+        return (
+            [one for one in gone if one not in left],
+            [one for one in come if one not in stay],
+            sorted(same),
+        )
 
     def _takes_over(self, key: Key) -> bool:
         """Whether what is under `key` now came there as new: told as one change, `replaced`."""
