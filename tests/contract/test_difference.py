@@ -16,10 +16,11 @@ from fsd.service.native import Ask
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    server: PostgresServer | None = None
+    url = None
     if request.param == "postgresql":
-        server = request.getfixturevalue("postgres_server")
-    with Bench(tmp_path, database=server.fresh() if server is not None else None) as made:
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh()
+    with Bench(tmp_path, database=url) as made:
         yield made
 
 
