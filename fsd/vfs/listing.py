@@ -24,6 +24,8 @@ from fsd.vfs.types import Park, Want
 # The kernel forgets names of a directory only between two of its readers' calls: with too much in memory they
 # get few names a call.
 SLOW: Final = 8
+STALE_ASKED: Final = 64  # names that are asked for one by one; of more the whole directory is
+SEEN_COUNTS: Final = 2.0  # seconds for which an answer says whether a directory is empty
 WINDOW: Final = 2 * LIST_PAGE  # what the kernel may come back to without a question
 
 
@@ -52,7 +54,7 @@ class ListingCalls(Calls):
             return self._some(handle, cookie, cookie, limit)
         if cookie < stream.first:
             self._go_back(handle, stream, cookie)
-        self._shed(directory, stream)
+        self._shed(handle, stream)
         if len(self.core.nodes.by_ino) > INODES_MAX:
             limit = min(limit, SLOW)
         found = self._some(handle, cookie - stream.first, cookie, limit)
@@ -67,6 +69,10 @@ class ListingCalls(Calls):
         found: list[tuple[bytes, Inode, int]] = []
         for at in range(start, len(handle.listing)):
             name = handle.listing[at][0]
+            if name in directory.names_stale and name not in directory.names_pending:
+                if found:
+                    break
+                raise Park(self._names_again(handle, at, limit))
             ino = directory.entries.get(name)
             if ino is None:
                 continue
@@ -83,6 +89,16 @@ class ListingCalls(Calls):
             if len(found) >= limit:
                 break
         return found
+
+    def _names_again(self, handle: Handle, at: int, limit: int) -> Want:
+        """Another mount changed what the listing's name at `at` means: that is asked for, with those behind
+        it. Given out as it was, the kernel would keep it for a minute."""
+        directory, stale = handle.node, handle.node.names_stale
+        if directory.complete and len(stale) > STALE_ASKED and directory.ino not in self.loader.endless:
+            return self.loader.directory(directory)
+        names = (name for name, _ in handle.listing[at : at + limit] if name in stale)
+        wants = [self.loader.name(directory, name) for name in names]
+        return wants[0]
 
     def releasedir(self, fh: int) -> None:
         handle = self.handles.pop(fh)
@@ -118,7 +134,7 @@ class ListingCalls(Calls):
         if self.doubtful_name(node, b""):
             raise Park(self.loader.directory(node, soft=True))
         stale = [name for name in node.names_stale if name not in node.names_pending]
-        if len(stale) > 64:
+        if len(stale) > STALE_ASKED:
             raise Park(self.loader.directory(node))
         wants = [self.loader.name(node, name) for name in stale]
         if wants:
@@ -129,10 +145,11 @@ class ListingCalls(Calls):
             self.all_names(node)
             has_names = any(ino is not None for ino in node.entries.values())
         else:
-            seen = self.loader.seen.pop(node.ino, None)
-            if seen is None:
+            seen, at = self.loader.seen.pop(node.ino, (False, 0.0))
+            if self.core.now() - at > SEEN_COUNTS:  # never asked, or by a call that was given up
                 raise Park(self.loader.any_name(node))
-            has_names = seen
+            known = (n for n, ino in node.entries.items() if ino is not None and n not in node.names_stale)
+            has_names = seen or next(known, None) is not None
         if has_names:
             raise PosixError(errno.ENOTEMPTY, "the directory is not empty")
 
@@ -173,7 +190,12 @@ class ListingCalls(Calls):
             del stream.marks[page:]
             handle.listing = []
 
-    def _shed(self, directory: Inode, stream: Stream) -> None:
-        """Forget what was passed. Not while a question is open, as for the evictor."""
+    def _shed(self, handle: Handle, stream: Stream) -> None:
+        """Forget what was passed. Not while a question is open, as for the evictor; and what another handle
+        is about to give out is forgotten when that one has passed it: for it a name that is not known would
+        be one that was removed."""
         if stream.passed and not self.core.asking:
-            forget_some(self.core, directory, stream.passed.popleft())
+            names, directory = stream.passed.popleft(), handle.node
+            others = [o for o in self.handles.values() if o.node is directory and o is not handle]
+            needed = {name for other in others for name, _ in other.listing}
+            forget_some(self.core, directory, [name for name in names if name not in needed])

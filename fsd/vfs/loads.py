@@ -100,7 +100,8 @@ class Loader:
         # all may bring one along, so once says little.
         self.large: dict[int, int] = {}
         self.endless: set[int] = set()  # directories of more names than are all loaded
-        self.seen: dict[int, bool] = {}  # of these: whether they had a name when that was asked last
+        # Of these: whether they had a name when that was asked last, and when that was.
+        self.seen: dict[int, tuple[bool, float]] = {}
         # When names (and listings, under b"") were last answered, while the change feed is silent (`watch`).
         self.watch = False
         self.fresh: dict[tuple[int, bytes], float] = {}
@@ -214,12 +215,13 @@ class Loader:
             entries, more = ((), False) if answer is None else answer
             for entry in entries:
                 if entry.name not in node.names_pending or node.entries.get(entry.name) is not None:
-                    self.seen[node.ino] = True
+                    self.seen[node.ino] = True, self.core.now()
                     return True
             if more and entries:
                 self._again(key, (LIST, wire, entries[-1].name, LIST_PAGE))
                 return False
-            self.seen[node.ino] = any(node.entries.get(name) is not None for name in node.names_pending)
+            made = any(node.entries.get(name) is not None for name in node.names_pending)
+            self.seen[node.ino] = made, self.core.now()
             return True
 
         key = ("any", node.ino)

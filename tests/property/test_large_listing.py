@@ -16,6 +16,7 @@ from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import PosixError
 from fsd.service import namespace
 from fsd.vfs import listing, loads
+from fsd.vfs.types import Park
 
 COUNT = 300
 
@@ -82,6 +83,92 @@ def test_all_names_come_once_and_few_stay_in_memory(there: tuple[Client, int, se
         assert set(found) == names
         assert len(client.volume.core.nodes.by_ino) < 120
     assert not client.volume.node(ino).complete
+
+
+class Reader:
+    """A program that reads the directory from its start to its end."""
+
+    def __init__(self, client: Client, ino: int) -> None:
+        self.client = client
+        self.fh = client.call(lambda v: v.opendir(ino))
+        self.found: list[bytes] = []
+        self.cookie = 0
+        self.ended = False
+
+    def step(self) -> None:
+        page = [] if self.ended else read(self.client, self.fh, self.cookie, 7)
+        self.found += [name for name, _ in page]
+        self.ended = not page
+        self.cookie = page[-1][1] if page else self.cookie
+
+
+@pytest.mark.parametrize("ahead", [1, 5, 7, 12])
+def test_two_readers_at_once_both_see_all_names(there: tuple[Client, int, set[bytes]], ahead: int) -> None:
+    client, ino, names = there
+    names_of(client, ino)
+    readers = [Reader(client, ino) for _ in range(2)]
+    for _ in range(ahead):
+        readers[0].step()
+    while not all(reader.ended for reader in readers):
+        for reader in readers:
+            reader.step()
+    for reader in readers:
+        assert len(reader.found) == COUNT
+        assert set(reader.found) == names
+    assert len(client.volume.core.nodes.by_ino) < 160
+
+
+@pytest.mark.parametrize("count", [12, COUNT])
+def test_a_name_that_another_mount_took_away_while_it_is_listed(
+    client: Client, small: None, count: int
+) -> None:
+    """The kernel would keep what it is told with a listing, for a minute."""
+    top = client.call(lambda v: v.mkdir(ROOT_INO, b"large", 0o755, 0, 0)).ino
+    for number in range(count):
+        client.call(lambda v, n=number: v.mknod(top, b"n%04d" % n, stat.S_IFREG | 0o644, 0, 0, 0))
+    client.until(client.volume.barrier())
+    looker = other(client)
+    looker.call(lambda v: v.lookup(ROOT_INO, b"large"))
+    if count > 40:
+        names_of(looker, top)  # it is known to be large from then on
+    fh = looker.call(lambda v: v.opendir(top))
+    page = looker.call(lambda v: v.readdir(fh, 0, 3))
+    client.call(lambda v: v.rename(top, b"n0008", top, b"other", 0))
+    client.call(lambda v: v.rename(top, b"n0010", top, b"n0009", 0))
+    client.until(client.volume.barrier())
+    looker.volume.apply_feed(looker.remote.changes(looker.volume.feed_seq, looker.volume.session, 0.0))
+    found = dict[bytes, int]()
+    while page:
+        found.update({name: node.ino for name, node, _ in page})
+        cookie = page[-1][2]
+        page = looker.call(lambda v, cookie=cookie: v.readdir(fh, cookie, 3))
+    assert found.keys() & {b"n0008", b"n0009", b"n0010"} == {b"n0009"}
+    moved = looker.call(lambda v: v.lookup(top, b"n0009"))
+    assert moved is not None
+    assert found[b"n0009"] == moved.ino
+    looker.call(lambda v: v.releasedir(fh))
+    looker.volume.close()
+
+
+def test_an_answer_that_nobody_took_says_nothing_later(there: tuple[Client, int, set[bytes]]) -> None:
+    """A removal of the directory that was interrupted leaves its answer behind."""
+    client, ino, names = there
+    names_of(client, ino)
+    for name in sorted(names):
+        client.call(lambda v, name=name: v.unlink(ino, name))
+    client.until(client.volume.barrier())
+    with pytest.raises(Park) as parked:
+        client.volume.rmdir(ROOT_INO, b"large")
+    client.until(parked.value.want)  # and the caller is gone
+    client.clock.seconds += 10.0
+    writer = other(client, "writer")
+    writer.call(lambda v: v.lookup(ROOT_INO, b"large"))
+    writer.call(lambda v: v.mknod(ino, b"new", stat.S_IFREG | 0o644, 0, 0, 0))
+    writer.until(writer.volume.barrier())
+    writer.volume.close()
+    with pytest.raises(PosixError) as caught:
+        client.call(lambda v: v.rmdir(ROOT_INO, b"large"))
+    assert caught.value.errno == errno.ENOTEMPTY
 
 
 def test_names_made_and_removed_meanwhile(there: tuple[Client, int, set[bytes]]) -> None:
