@@ -167,8 +167,10 @@ class FileCalls(NameCalls):
                     self.siblings.read(piece.hash)
         self.read_ahead(handle, content, offset, end)
         if lacking:
+            coming = all(digest in self.loader.blob_wants for digest in lacking)
             want = self.loader.want_blobs(lacking)
-            self.siblings.missed(handle.node)
+            if not coming:
+                self.siblings.missed(handle.node)
             raise Park(want)
         for at, length, boff, digest in plan:
             out[at : at + length] = memoryview(have[digest])[boff : boff + length]

@@ -1,8 +1,9 @@
 """Small files of a directory that a program reads one after the other are fetched together.
 
-A cold `grep -r` would otherwise wait for one request a file. Who reads here and there fetches nothing more:
+A cold `grep -r` would otherwise wait for one request a file. Who reads here and there fetches little more:
 the window opens with the second file of a directory that is not here, grows while what it brought is read,
-also into the next directory, and closes when it is not. One thread.
+also into the next directory, and closes when it is not; the more often that happened in a row, the later it
+opens again. One thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fsd.vfs.node import Inode
 
 FIRST: Final = 4
 GROWTH: Final = 4
+PATIENCE_MAX: Final = 16
 
 
 class Siblings:
@@ -30,6 +32,8 @@ class Siblings:
         self._window = 0
         self._brought: set[bytes] = set()  # and not read yet
         self._number = 0  # of what was brought last
+        self._again = 0  # files that were not here, in the directory of the one before
+        self._patience = 1  # so many of them until the window opens
 
     def read(self, digest: bytes) -> None:
         """A program got bytes of a blob that was here."""
@@ -37,7 +41,8 @@ class Siblings:
             self._brought.discard(digest)
 
     def missed(self, node: Inode) -> None:
-        """A program waits for bytes of `node`: bring those of the files behind it."""
+        """A program waits for bytes of `node` that were not on their way: bring those of the files behind
+        it, in their order."""
         if node.where is None or node.size > SIBLING_SIZE:
             return
         useful = self._number > 0 and len(self._brought) * 2 <= self._number
@@ -45,11 +50,17 @@ class Siblings:
         self._directory = node.where[0]
         if useful:
             self._window = min(SIBLINGS_MAX, self._window * GROWTH)
+            self._patience = 1
+        elif self._number:
+            self._window, self._again = 0, 0
+            self._patience = min(PATIENCE_MAX, self._patience * 2)
         else:
-            self._window = FIRST if again and not self._number else 0
-        self._brought = set(self._behind(node))
-        self._number = len(self._brought)
-        self._loader.ahead(self._brought)
+            self._again += again
+            self._window = FIRST if again and self._again >= self._patience else 0
+        brought = list(dict.fromkeys(self._behind(node)))
+        self._brought = set(brought)
+        self._number = len(brought)
+        self._loader.ahead(brought)
 
     def _behind(self, node: Inode) -> Iterator[bytes]:
         """Blobs of the next files in the directory that are not at hand."""

@@ -63,14 +63,14 @@ def test_single_reads_bring_nothing_more(reader: Client) -> None:
 
 def test_reads_all_over_a_directory_bring_little_more(reader: Client) -> None:
     one = files(reader, b"one")
-    for at in range(20):
+    for at in range(60):
         reader.read_all(one[(at * 53 + 60) % FILES][1])
-    assert len(reader.volume.core.recent._blobs) <= 20 + 10 * 4
+    assert len(reader.volume.core.recent._blobs) <= 60 + 7 * 4
 
 
 def test_a_walk_that_ends_closes_the_window(reader: Client) -> None:
     one, two = files(reader, b"one"), files(reader, b"two")
-    for _, ino in one[:40]:
+    for _, ino in one[:60]:
         reader.read_all(ino)
     had = len(reader.volume.core.recent._blobs)
     reader.read_all(two[0][1])  # the window is open still
