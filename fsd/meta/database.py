@@ -57,7 +57,8 @@ class Database(Protocol):
 
     def write(self, fn: Callable[[Tx], T], *, frees: bool = False) -> T:
         """Run `fn` in a transaction that is durable when this returns; its value is returned. `frees`: it
-        makes room; on SQLite's full disk it may use what is kept back for that (`reserve`).
+        makes room, or is small and needed by who does (the server's start, a mount's session and signs of
+        life, leases); on SQLite's full disk it may use what is kept back for that (`reserve`).
 
         Requests that wait are gathered into one transaction, each but the first behind a savepoint: an
         exception from `fn` undoes only its own work and is raised here. `fn` may run again after a failure

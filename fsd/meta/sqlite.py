@@ -38,6 +38,7 @@ TYPES: Final = {
 # The WAL is filled once to this size and then overwritten: a growing file makes the first seconds' commits
 # slow (p90 3.4 ms against 0.6). Checkpoints begin well below it.
 _WAL_FILL: Final = 8 * MIB
+_FILL_ROOM: Final = 4 * _WAL_FILL  # free before it is filled: the database grows as much meanwhile
 _CHECKPOINT_PAGES: Final = 1500
 _CHECKPOINT_WAIT: Final = 1000  # ms: writes wait too
 _INCREMENTAL: Final = 2  # PRAGMA auto_vacuum: free pages can be given back in steps
@@ -308,7 +309,12 @@ def translate(exc: sqlite3.Error, directory: Path) -> FsdError:
 
 
 def _disk_is_full(directory: Path) -> bool:
-    return os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize < MIB
+    return _free(directory) < MIB
+
+
+def _free(directory: Path) -> int:
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -389,12 +395,13 @@ def _write_statistics(conn: sqlite3.Connection) -> None:
 
 
 def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
-    """Grow the WAL once, without waiting for the disk, and the database not at all. On a full disk the server
-    still starts, to read. Whoever was killed or kept waiting in the middle left the table."""
+    """Grow the WAL once, without waiting for the disk, and the database not at all. Where there is little
+    room it is left alone: filled with what cannot be brought into the database, nothing could be written any
+    more, no removal either. Whoever was killed or kept waiting in the middle left the table."""
     try:
         conn.execute("DROP TABLE IF EXISTS wal_fill")
         conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
-        if (directory / f"{FILE}-wal").stat().st_size < _WAL_FILL:
+        if (directory / f"{FILE}-wal").stat().st_size < _WAL_FILL and _free(directory) >= _FILL_ROOM:
             pages = _pragma(SqliteTx(conn), "page_count")
             conn.execute("PRAGMA synchronous=OFF")
             conn.execute("BEGIN IMMEDIATE")
@@ -413,6 +420,6 @@ def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
         error = translate(exc, directory)
         if not isinstance(error, NoSpace):
             raise error from exc
-        log.warning("%s; the server starts, but cannot write", error.message)
+        log.warning("%s; the server starts, to read and to make room", error.message)
     finally:
         conn.execute("PRAGMA synchronous=FULL")

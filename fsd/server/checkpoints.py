@@ -87,6 +87,10 @@ _WRITES: Final[dict[str, tuple[Write, str]]] = {
 }
 
 
+# What makes room, and the leases that it needs.
+_FREES: Final = ("deleteHead", "deleteCheckpoints", "instances.delete", "acquireWriter", "renew", "release")
+
+
 def _get(service: Service, fs: FsRef, body: Body, request: Request) -> bytes:
     return service.threads.get(fs, body, portable=_option(request, body, "portable"))
 
@@ -137,7 +141,9 @@ async def sweep(request: Request) -> Response:
             return kept  # what has become old since is another sweep's
         deleted = ctx.service.names.sweep(fs, who, body)
         made = Answer(200, _result(json.dumps({"deleted": deleted}).encode()))
-        return ctx.service.db.write(lambda tx: ctx.service.idempotency.run(tx, call, lambda _: made))
+        return ctx.service.db.write(
+            lambda tx: ctx.service.idempotency.run(tx, call, lambda _: made), frees=True
+        )
 
     return send(await ctx.run(work))
 
@@ -167,14 +173,16 @@ async def fork(request: Request) -> Response:
     return send(await ctx.run(work))
 
 
-def _write(ctx: Context, call: Call | None, begin: Callable[[], Effect]) -> Answer:
-    """Run the effect that `begin` makes, or give the answer kept under the key. Blocks."""
+def _write(ctx: Context, call: Call | None, begin: Callable[[], Effect], *, frees: bool = False) -> Answer:
+    """Run the effect that `begin` makes, or give the answer kept under the key. Blocks. `frees`: see
+    `Database.write`."""
     service = ctx.service
     if call is not None and (kept := service.idempotency.kept(call)) is not None:
         return kept  # what was right then may be refused by a check before the transaction now
     effect = begin()
     return service.db.write(
-        lambda tx: service.idempotency.run(tx, call, lambda tx: Answer(200, _result(effect(tx))))
+        lambda tx: service.idempotency.run(tx, call, lambda tx: Answer(200, _result(effect(tx)))),
+        frees=frees,
     )
 
 
@@ -186,7 +194,7 @@ def _writer(op: str, write: Write, doc: str) -> Handler:
         def work() -> Answer:
             fs, who = ctx.authenticate(request)
             call = idempotent_call(request, who.token_id, raw)
-            return _write(ctx, call, lambda: write(ctx.service, fs, who, body))
+            return _write(ctx, call, lambda: write(ctx.service, fs, who, body), frees=op in _FREES)
 
         return send(await ctx.run(work))
 

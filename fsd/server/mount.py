@@ -113,7 +113,7 @@ async def start_session(request: Request) -> Response:
         return to_answer({**_started(made), "fence": lease.fence if lease is not None else 0}, 201)
 
     def work() -> Answer:
-        answer = service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
+        answer = service.db.write(lambda tx: service.idempotency.run(tx, call, effect), frees=True)
         if exclusive is not None:
             service.leases.announced(fs)
         return answer

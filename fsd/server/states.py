@@ -36,7 +36,7 @@ async def keep_state(request: Request) -> Response:
         return mountpin.keep(tx, fs, int(number), at, ctx.host.wall_ns())
 
     service = ctx.service
-    kept = await ctx.run(lambda: service.forks.when_copied(fs, lambda: service.db.write(work)))
+    kept = await ctx.run(lambda: service.forks.when_copied(fs, lambda: service.db.write(work, frees=True)))
     return json_response(
         {"fs_seq": kept.seq, "expires_at": rfc3339(kept.expires), "renew_after_s": MOUNT_PIN / 3}
     )

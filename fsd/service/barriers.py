@@ -121,7 +121,8 @@ class Barriers:
         for some in chunks([one.id for one in asked]):
             marks, values = in_list(some)
             self._db.write(
-                lambda tx, m=marks, v=values: tx.execute(f"DELETE FROM barrier WHERE id IN {m}", v)  # type: ignore[misc]
+                lambda tx, m=marks, v=values: tx.execute(f"DELETE FROM barrier WHERE id IN {m}", v),  # type: ignore[misc]
+                frees=True,
             )
 
 

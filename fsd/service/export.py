@@ -87,7 +87,7 @@ class Export:
     def close(self) -> None:
         """Let go of the state."""
         try:
-            self._db.write(lambda tx: pins.unpin(tx, self._packs, self._fs, self._pin))
+            self._db.write(lambda tx: pins.unpin(tx, self._packs, self._fs, self._pin), frees=True)
         except NotFound:  # the filesystem was deleted, or the pin's time was over
             return
 

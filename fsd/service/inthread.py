@@ -79,7 +79,7 @@ class InThread:
                 pins.unpin(tx, self._packs, fs, pin)
 
         try:
-            self._db.write(write)
+            self._db.write(write, frees=True)
         except NotFound:  # the filesystem was deleted
             return
 

@@ -126,7 +126,7 @@ class Leases:
             )
             return lease
 
-        return self._db.write(run)
+        return self._db.write(run, frees=True)
 
     @staticmethod
     def _check_free(tx: Tx, fs: FsRef, lease: Lease, now: int) -> None:
@@ -153,7 +153,7 @@ class Leases:
             self._announce(tx, fs, lease.ino)
             return True
 
-        if self._db.write(run):
+        if self._db.write(run, frees=True):
             self.announced(fs)
 
     def held(self, fs: FsRef) -> list[Lease]:

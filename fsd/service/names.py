@@ -210,7 +210,7 @@ class Names:
                 )
             _remove(tx, self._packs, fs, [name])
 
-        self._db.write(write)
+        self._db.write(write, frees=True)
 
     def page(self, fs: FsRef, prefix: str, cursor: str, limit: int) -> tuple[list[Stat], str | None]:
         """Names that begin with `prefix`, after the key `cursor`, in order; where to go on."""
@@ -248,7 +248,10 @@ class Names:
         removed: list[str] = []
         after = b""
         while True:
-            names = self._db.write(lambda tx, at=after: self._sweep_some(tx, fs, who, at, before))  # type: ignore[misc]
+            names = self._db.write(
+                lambda tx, at=after: self._sweep_some(tx, fs, who, at, before),  # type: ignore[misc]
+                frees=True,
+            )
             removed += [key_text(name) for name in names]
             if len(names) < SWEEP_NAMES:
                 return removed

@@ -109,7 +109,8 @@ def open_service(options: ServiceOptions, host: Host) -> Service:
 def assemble(db: Database, store: BlobStore, host: Host, retention: Retention) -> Service:
     """A service over parts that are open already."""
     # The server's own inode numbers (conflict copies, direct commands) need a session number like any other.
-    own = db.write(lambda tx: insert_session(tx, 0, _OWN, b"", host.wall_ns()))
+    # On a full disk, too: what would make room could not be asked for else.
+    own = db.write(lambda tx: insert_session(tx, 0, _OWN, b"", host.wall_ns()), frees=True)
     packs, sessions, feed = Packs(db, store, host), Sessions(db, host), Feed(db, host)
     tokens = Tokens(db, host)
     commits = Commits(db, packs, sessions, feed, Numbers(own, host), host)

@@ -81,7 +81,7 @@ class Sessions:
         self, fs: FsRef, info: SessionInfo, who: Grant = ADMIN_GRANT, known: Mark | None = None
     ) -> SessionStart:
         """Open a session. Raises `UsageError` for texts too long, `NoSpace` after 2^23 sessions."""
-        return self._db.write(lambda tx: self.begin(tx, fs, info, who, known))
+        return self._db.write(lambda tx: self.begin(tx, fs, info, who, known), frees=True)
 
     def begin(
         self, tx: Tx, fs: FsRef, info: SessionInfo, who: Grant, known: Mark | None = None
@@ -133,7 +133,7 @@ class Sessions:
                 (text, ended, now, session, fs.id),
             )
 
-        if not self._db.write(note):
+        if not self._db.write(note, frees=True):
             raise unknown(session)
 
     def seen(self, fs: FsRef, session: int) -> None:
@@ -148,7 +148,8 @@ class Sessions:
             self._db.write(
                 lambda tx: tx.execute(
                     f"UPDATE session SET last_seen=?, ended={LIVES} WHERE id=?", (now, session)
-                )
+                ),
+                frees=True,
             )
 
     def list(self, fs: FsRef, limit: int, before: int | None = None) -> list[dict[str, Any]]:

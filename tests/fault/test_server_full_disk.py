@@ -21,4 +21,4 @@ def test_a_full_disk_under_the_server_loses_nothing(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["full", "starved", "removed", "again"]
+    assert done.stdout.split() == ["full", "starved", "removed", "restarted", "again"]

@@ -44,7 +44,8 @@ def opened(fs: TestFs, state: Path) -> tuple[Volume, Driver]:
 def main() -> None:
     disk = Path(sys.argv[1])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True, timeout=10)
-    server = Server(disk / "server")
+    server = Server(disk.with_name(f"{disk.name}-out"))  # its output is not on the full disk
+    server.data_dir = disk / "data"
     try:
         scene(server, disk / "filler")
     finally:
@@ -111,6 +112,20 @@ def scene(server: Server, filler: Path) -> None:
     wait_for(swept, 20, "the objects of what was removed to go")
     assert fs.ask("GET", "/files/kept").body == kept
     print("removed")
+
+    # A server that is started on the full disk goes on with it, and so do mounts.
+    session = other.ask("POST", "/sessions", {"mount_id": "before"}).json["session"]
+    rest = filler.with_name("rest")
+    fill(rest)
+    assert server.stop() == 0
+    server.restart()
+    assert other.ask("POST", "/sessions", {"mount_id": "new"}).status == 201
+    assert other.ask("GET", f"/changes?after=0&session={session}").status == 200
+    assert other.ask("POST", f"/sessions/{session}/report", {"pending": [0, 0, 0]}).status == 200
+    assert other.ask("POST", "/actions", {"action": "mkdir", "path": "/more"}).status == 507
+    assert other.ask("POST", "/actions", {"action": "remove", "path": "/d"}).status == 200
+    rest.unlink()
+    print("restarted")
 
     filler.unlink()
     got = fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]})
