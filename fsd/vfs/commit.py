@@ -529,12 +529,12 @@ class Committer:
         # Not simply stored: what the server has is something else, so the base it counts from stays.
         applied = outcome is None
         base = content.cseq
+        held = content.held(flight.touched, node.size) if node.rdev else 0
         content.landed(flight, seq if applied else base)
         self.flusher.told_base(flight.ino, base, seq if applied else None)
         if applied:
             node.cseq = seq
-            if node.rdev and not content.needs_log:
-                node.rdev = node.size - content.stored(0, node.size)
+            node.rdev += held - content.held(flight.touched, node.size) if node.rdev else 0
             core.recent.made(queued.sources)
         if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
             content.cseq = node.cseq = seq  # it is a file of its own now

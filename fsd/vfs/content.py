@@ -274,6 +274,11 @@ class Content:
             at = run.end
         return total + self._base_stored(at, end)
 
+    def held(self, indexes: Iterable[int], size: int) -> int:
+        """What is stored of these blocks of a file of `size` bytes."""
+        ranges = ((at * BLOCK, min(size, (at + 1) * BLOCK)) for at in indexes)
+        return sum(self.stored(start, end) for start, end in ranges if start < end)
+
     def _base_stored(self, start: int, end: int) -> int:
         if start >= end or not self.base:
             return 0

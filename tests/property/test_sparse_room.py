@@ -12,6 +12,7 @@ from support.clientcase import client_fixture  # noqa: F401
 from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import covered, decode
 from fsd.model.limits import BLOCK
+from fsd.vfs import content
 
 
 def counted(client: Client, ino: int) -> tuple[int, int]:
@@ -49,6 +50,22 @@ def play(client: Client, rng: random.Random, rounds: int) -> int:
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_stored_is_counted_right(client: Client, number: int) -> None:
     assert play(client, random.Random(number), 60)
+
+
+def test_an_fsync_counts_what_it_wrote_and_not_the_whole_file(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, fh = client.call(lambda v: v.create(ROOT_INO, b"f", 0o644, 0, 0, os.O_RDWR))
+    for at in range(300):
+        client.call(lambda v, at=at: v.write(fh, 3 * at * BLOCK + 100, b"x"))
+    client.call(lambda v: v.fsync(fh, False))
+    looked = []
+    monkeypatch.setattr(content, "covered", lambda *asked: looked.append(asked) or covered(*asked))
+    client.call(lambda v: v.write(fh, 6 * BLOCK, b"y" * 4096))
+    client.call(lambda v: v.fsync(fh, False))
+    assert 0 < len(looked) < 10
+    assert counted(client, node.ino) == (node.size, node.rdev)
+    client.call(lambda v: v.release(fh))
 
 
 @pytest.mark.long
