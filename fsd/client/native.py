@@ -42,7 +42,9 @@ class Checkpoints:
         False automatic ones alone; None: all for a mere number, automatic ones for rules."""
         deleted: list[str] = []
         while True:
-            body = {"keep": keep, "dry_run": dry_run, **({} if named is None else {"named": named})}
+            body: JsonObject = {"keep": keep, "dry_run": dry_run, "named": bool(named)}
+            if named is None and keep.isascii() and keep.isdigit():
+                body["asked_for"] = True
             answer = self.http.json("POST", self._base + "/prune", body=body, wait=_RESTORE)
             deleted += answer["deleted"]
             if dry_run or not answer["more"]:

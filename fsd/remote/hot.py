@@ -235,7 +235,7 @@ class HttpRemote:
 
     def prune(self, keep: str, *, dry_run: bool = False) -> bool:
         """Thin the automatic checkpoints by the rule `keep`, a step of it; whether there is more to do."""
-        body = {"keep": keep, "named": False, **({"dry_run": True} if dry_run else {})}
+        body = {"keep": keep, **({"dry_run": True} if dry_run else {})}
         return bool(self._json("POST", "/checkpoints/prune", body, self._host.token_bytes(16).hex())["more"])
 
     # The hot routes.

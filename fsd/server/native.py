@@ -206,19 +206,19 @@ async def delete(request: Request) -> Response:
 
 
 async def prune(request: Request) -> Response:
-    """Delete what a rule does not keep, some at a time. `named`: true takes all, false automatic ones alone.
-    Left out, a mere number takes all and rules take automatic ones alone, and in both cases what a restore or
-    merge replaced stays for an hour."""
+    """Delete what a rule does not keep, some at a time: automatic ones alone, with `asked_for` those that
+    somebody made as well, and what a restore or merge replaced only when that is an hour ago. `named` takes
+    all. (What an older mount's schedule sends, a mere `keep`, must never reach what somebody made.)"""
     ctx = context(request)
     body, _ = await read_json(request)
-    only(body, "keep", "named", "dry_run")
+    only(body, "keep", "named", "asked_for", "dry_run")
     keep = thinning.read_keep(string(body, "keep") or "")
-    whole, dry_run = flag(body, "named"), flag(body, "dry_run") or False
-    asked_for = thinning.is_number(string(body, "keep") or "") if whole is None else whole
+    whole, dry_run = flag(body, "named") or False, flag(body, "dry_run") or False
+    asked_for = flag(body, "asked_for") or False
 
     def work() -> object:
         fs, who = ctx.authenticate(request)
-        points, apart = _points(ctx, fs, asked_for=asked_for, whole=whole is True)
+        points, apart = _points(ctx, fs, asked_for=asked_for, whole=whole)
         doomed = thinning.doomed(points, keep)
         removed = doomed if dry_run else _delete_some(ctx, fs, who, doomed[:PRUNE_STEP])
         return {

@@ -237,7 +237,9 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ),
     ("GET", _ID + "/checkpoints"): Says("token", {200: "Object"}, {"thread": "string", **_LIMITED}),
     ("POST", _ID + "/checkpoints/prune"): Says(
-        "token", {200: "Object"}, body={"keep": "string", "named": "boolean", "dry_run": "boolean"}
+        "token",
+        {200: "Object"},
+        body={"keep": "string", "named": "boolean", "asked_for": "boolean", "dry_run": "boolean"},
     ),
     ("GET", _ID + "/checkpoints/{cid}"): Says("token", {200: "Object"}),
     ("DELETE", _ID + "/checkpoints/{cid}"): Says("token", {200: "Object"}),

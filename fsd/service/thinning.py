@@ -21,14 +21,9 @@ class Point(NamedTuple):
     at: int
 
 
-def is_number(text: str) -> bool:
-    """Whether a rule is a mere number: the newest so many."""
-    return re.fullmatch(r"[0-9]{1,6}", text) is not None
-
-
 def read_keep(text: str) -> dict[str, int]:
     """`hourly=24,daily=7`, or a number for the newest so many. Raises `UsageError`."""
-    if is_number(text):
+    if re.fullmatch(r"[0-9]{1,6}", text):
         text = f"last={text}"
     kept: dict[str, int] = {}
     for rule in text.split(","):

@@ -132,7 +132,7 @@ def growth(peer: Fsd, checkpoints: int) -> Values:
     keep = max(1, KEPT * checkpoints // CHECKPOINTS)
     while more:
         start = time.perf_counter()
-        more = ask(fs, "POST", "/checkpoints/prune", {"keep": str(keep)})["more"]
+        more = ask(fs, "POST", "/checkpoints/prune", {"keep": str(keep), "asked_for": True})["more"]
         spent += time.perf_counter() - start
     yield f"prune --keep {KEPT} of {CHECKPOINTS}, s", spent
     sweep(peer)
