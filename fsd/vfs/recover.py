@@ -7,6 +7,7 @@ later is newer than what is left here, and stays. A file with a damaged range is
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.blocks import Parts, decode
-from fsd.model.errors import NotDrained, UsageError
+from fsd.model.errors import NotDrained, Unavailable, UsageError
 from fsd.model.names import recovered_name, show
 from fsd.model.ops import CREATE, Create, Setattr
 from fsd.remote.api import Remote
@@ -26,7 +27,7 @@ from fsd.vfs.drive import Driver
 from fsd.vfs.log import Log
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
-from fsd.vfs.records import Flown, Reserved, result_of
+from fsd.vfs.records import Flown, Reserved, State, result_of
 from fsd.vfs.replay import Event, Past, Replay
 from fsd.vfs.twins import apart
 from fsd.vfs.types import Cache, VolumeOptions
@@ -38,6 +39,7 @@ RECOVERY_COUNTER: Final = 1 << 39
 # Operation numbers after a power cut: above those that were in the lost tail.
 LOST_NUMBERS: Final = 1 << 20
 ASK_TIMEOUT: Final = 30.0
+AGAIN: Final = 0.2  # seconds until a server that is away is asked again
 ASK_AT_ONCE: Final = 1000
 BLOCKS_AT_ONCE: Final = 1024
 
@@ -144,9 +146,7 @@ class Recovery:
     def _send(self, log: Log, replay: Replay) -> Report:
         assert replay.state is not None
         report = Report(replay.state.session)
-        mark = Mark(*replay.state.mark)
-        # Before anything is made of it: `HistoryChanged` is the reason then, not what is missing for it.
-        self.remote.changes(mark.seq, replay.state.session, 0.0, known=mark)
+        self._look_at_history(replay.state)
         if replay.doubtful:
             self._drop_older(replay, report)
         volume = rebuild(self.options, self.host, log, replay, report)
@@ -168,6 +168,19 @@ class Recovery:
             left = volume.pending()
             raise NotDrained(f"{left.operations} operations, {left.files} files left: {left.reason}")
         return report
+
+    def _look_at_history(self, state: State) -> None:
+        """Before anything is made of the log: `HistoryChanged` is the reason, not what is missing for it.
+        A server that is away is waited for, as for what follows."""
+        mark, since = Mark(*state.mark), self.host.monotonic()
+        while mark.seq:
+            try:
+                self.remote.changes(mark.seq, state.session, 0.0, known=mark)
+                return
+            except Unavailable:
+                if self.host.monotonic() - since >= self.patience:
+                    raise
+            time.sleep(AGAIN)
 
     def _drop_older(self, replay: Replay, report: Report) -> None:
         """Content this session committed after the last record that reached the disk is newer than what

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.bench import Bench
@@ -13,9 +14,11 @@ from support.client import Client, Clock, server_tree
 from support.inproc import InProcess, NoCache
 
 from fsd.model.attrs import session_of
-from fsd.model.errors import HistoryChanged, PosixError
+from fsd.model.errors import HistoryChanged, PosixError, Unavailable
 from fsd.service.open import ServiceOptions, open_service
+from fsd.vfs import recover
 from fsd.vfs.takeout import take_out
+from fsd.wire.messages import FeedPage
 
 HEAD = b"h" * 5000
 
@@ -160,4 +163,26 @@ def test_it_is_read_only_then_and_gives_back_what_it_holds(scene: Scene) -> None
         "new": b"new",
     }
     assert taken.incomplete == [str(target / "after")]
+    scene.end()
+
+
+def test_a_recovery_waits_for_a_server_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks which history the server has first, and that is no reason to give up sooner."""
+    scene = Scene(tmp_path)
+    scene.mount.put(scene.top, b"new", b"new")
+    scene.mount.kill()
+    changes, away = scene.mount.remote.changes, [3]
+
+    def not_yet(*args: Any, **kwargs: Any) -> FeedPage:
+        away[0] -= 1
+        if away[0] >= 0:
+            raise Unavailable("it starts")
+        return changes(*args, **kwargs)
+
+    monkeypatch.setattr(scene.mount.remote, "changes", not_yet)
+    monkeypatch.setattr(recover, "AGAIN", 0.01)
+    scene.mount.open()
+    assert away[0] < 0
+    assert server_tree(scene.bench)["/new"][1] == b"new"
+    scene.unmount(scene.mount)
     scene.end()
