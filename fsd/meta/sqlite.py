@@ -403,12 +403,15 @@ def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
         conn.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         if (directory / f"{FILE}-wal").stat().st_size < _WAL_FILL and _free(directory) >= _FILL_ROOM:
             pages = _pragma(SqliteTx(conn), "page_count")
+            # No checkpoint without syncing: it would bring in what others have committed since, and their
+            # next commit would write over the only durable copy of that.
+            conn.execute("PRAGMA wal_autocheckpoint=0")
             conn.execute("PRAGMA synchronous=OFF")
             conn.execute("BEGIN IMMEDIATE")
             conn.execute("CREATE TABLE wal_fill (zeros BLOB)")
             conn.execute("INSERT INTO wal_fill VALUES (zeroblob(?))", (_WAL_FILL,))
             conn.execute("COMMIT")
-            conn.execute("PRAGMA synchronous=FULL")
+            _restore_syncing(conn)
             conn.execute("DROP TABLE wal_fill")
             # The pages it lay in go from the file's end again; a script is stepped to its end.
             grown = _pragma(SqliteTx(conn), "page_count") - pages
@@ -422,4 +425,9 @@ def _fill_wal(conn: sqlite3.Connection, directory: Path) -> None:
             raise error from exc
         log.warning("%s; the server starts, to read and to make room", error.message)
     finally:
-        conn.execute("PRAGMA synchronous=FULL")
+        _restore_syncing(conn)
+
+
+def _restore_syncing(conn: sqlite3.Connection) -> None:
+    conn.execute("PRAGMA synchronous=FULL")
+    conn.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")

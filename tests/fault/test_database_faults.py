@@ -8,9 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -259,6 +260,34 @@ def test_what_was_killed_while_it_made_the_wal_opens(tmp_path: Path) -> None:
         assert names == []
     finally:
         database.close()
+
+
+def test_nothing_is_brought_into_the_database_without_syncing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the WAL is filled, which is not synced, no checkpoint may run: what others have committed in
+    between would lie in the database unsynced, and their next commit over its only durable copy."""
+    seen: list[tuple[int, int]] = []
+    real = sqlite3.connect
+
+    class Watched(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT":
+                seen.append(settings(super().execute))
+            return super().execute(sql, *parameters)
+
+    def settings(ask: Callable[[str], sqlite3.Cursor]) -> tuple[int, int]:
+        return tuple(ask(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "wal_autocheckpoint"))  # type: ignore[return-value]
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *given, **more: real(*given, factory=Watched, **more))
+    db = open_database(tmp_path, Host())
+    try:
+        db.write(lambda tx: put(tx, "k"))
+        assert (0, 0) in seen, "the WAL was not filled"
+        assert all(every == 0 for synced, every in seen if not synced), seen
+        assert seen[-1] == (2, 1500)
+    finally:
+        db.close()
 
 
 def test_a_copy_of_a_data_directory_opens(tmp_path: Path) -> None:
