@@ -204,7 +204,8 @@ class PostgresDatabase:
 
     def give_back(self, pages: int) -> bool:
         """Each call vacuums one table, whatever `pages`: what is free at a table's end goes to the disk, the
-        rest is used again. `VACUUM FULL` would give back more, and stop everything meanwhile."""
+        rest is used again. `VACUUM FULL` would give back more, and stop everything meanwhile. A table that
+        somebody else is at (another replica, autovacuum) is theirs."""
         with self._vacuum_lock:
             if not self._to_vacuum:
                 names = self.read(lambda tx: tx.all(f"SELECT relname {_OURS} ORDER BY relname"))
@@ -212,7 +213,7 @@ class PostgresDatabase:
             table = self._to_vacuum.pop()
         conn = self._writers.take()
         try:
-            conn.execute(psycopg.sql.SQL("VACUUM {}").format(psycopg.sql.Identifier(table)))
+            conn.execute(psycopg.sql.SQL("VACUUM (SKIP_LOCKED) {}").format(psycopg.sql.Identifier(table)))
         except psycopg.Error as exc:
             conn.close()
             raise translate(exc, self.where) from exc

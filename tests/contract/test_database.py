@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from support.postgres import PostgresServer
 from support.wait import wait_for
@@ -18,7 +20,7 @@ from fsd.meta.database import Database, Tx, open_database, take_numbers
 from fsd.meta.schema import FORMAT
 from fsd.meta.sql import IN_MAX, MAX, chunks, in_list, values_list
 from fsd.model.errors import Conflict, FormatTooNew, FsdError, InternalError, Unavailable
-from fsd.model.limits import DB_WRITERS_MAX
+from fsd.model.limits import DB_WAIT, DB_WRITERS_MAX
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -384,6 +386,21 @@ def test_room_is_given_back_by_several_at_once(db: Database) -> None:
     for thread in threads:
         thread.join(60)
     assert not failed and not any(thread.is_alive() for thread in threads), failed
+
+
+def test_room_is_given_back_beside_another_replica(postgres_server: PostgresServer) -> None:
+    """Which is at a table just then: nobody waits for it, to be refused after half a minute."""
+    url = postgres_server.fresh()
+    db = open_database(url, Host())
+    try:
+        with psycopg.connect(url) as other:
+            other.execute("LOCK TABLE blob IN SHARE UPDATE EXCLUSIVE MODE")
+            began = time.monotonic()
+            while db.give_back(1):
+                pass
+            assert time.monotonic() - began < DB_WAIT / 2
+    finally:
+        db.close()
 
 
 class Held(set[int]):
