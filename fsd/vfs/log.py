@@ -429,9 +429,10 @@ class Log:
         self._host.crash_point("log.synced")
 
     def removed(self) -> bool:
-        """Whether somebody removed the files of the log, which takes its directory along."""
-        fd = self._fds.get(self._segment)
-        return fd is not None and not os.fstat(fd).st_nlink
+        """Whether somebody removed the files of the log: all with their directory, or the old ones first, as
+        what tidies up by age does."""
+        looked = {self._segment, self.oldest}
+        return any(not os.fstat(self._fds[number]).st_nlink for number in looked if number in self._fds)
 
     def put_back(self) -> None:
         """What was removed is written again from the open files, durably, oldest first: at each moment what
@@ -474,7 +475,7 @@ class Log:
         for number in sorted(n for n in self._fds if n < pos >> SHIFT and n != self._segment):
             self._host.crash_point("log.free")
             self._kept[number], self._kept_sizes[number] = self._fds.pop(number), self._sizes.pop(number)
-            (self._dir / (NAME % number)).unlink()
+            (self._dir / (NAME % number)).unlink(missing_ok=True)
             self.freed += 1
             self._host.crash_point("log.freed")
         while sum(self._kept_sizes.values()) > LOG_KEPT * self._segment_size:

@@ -128,7 +128,7 @@ class Volume(FileCalls):
         core.ticks += 1
         core.drop_unused()
         core.expire(now)
-        if core.log.removed():
+        if self._removed():
             self._put_back(now)
         core.say_dropped()
         if now >= self.limit_at and not core.log.removed():
@@ -147,9 +147,12 @@ class Volume(FileCalls):
         self._advance(now)
         self.evictor.tick(now)
 
+    def _removed(self) -> bool:
+        return self.core.log.removed() or (self.lock is not None and not os.fstat(self.lock).st_nlink)
+
     def _put_back(self, now: float) -> None:
-        """Somebody removed the state directory (tidied up, cleaned a home): what is in it exists in this
-        process's open files alone, and goes back there. The lock first: whoever has it by now keeps it."""
+        """Somebody removed the state directory or files in it (tidied up, cleaned a home): what was in them
+        exists in this process alone, and goes back there. The lock first: whoever has it by now keeps it."""
         if now < self.put_back_at:
             return
         self.put_back_at = now + 1.0

@@ -63,6 +63,36 @@ def test_a_removed_state_directory_is_put_back(client: Client, tmp_path: Path) -
     check(client, 12)
 
 
+@pytest.mark.parametrize("what", ["lock", "oldest"])
+def test_old_files_that_are_tidied_up_are_put_back(client: Client, what: str) -> None:
+    """Whoever removes by age takes the files that were written first."""
+    directory = client.options.state_dir
+    before = Log.segments(directory)
+    oldest = min(directory.glob("log.*"))
+    (directory / "lock" if what == "lock" else oldest).unlink()
+    client.volume.tick(client.clock.monotonic())
+    assert Log.segments(directory) == before
+    with pytest.raises(Busy):
+        prepare(client.options)
+    check(client, 8)
+
+
+def test_what_is_not_there_any_more_is_freed_all_the_same(client: Client) -> None:
+    directory, volume = client.options.state_dir, client.volume
+    client.until(volume.barrier())
+    if volume.core.sync_job is None:
+        volume.core.trim(renew_at=0)
+    job = volume.core.sync_job
+    assert job is not None
+    gone = min(directory.glob("log.*"))
+    job.run(client.remote, client.cache)
+    gone.unlink()
+    volume.finish(job, None)
+    assert not gone.exists()
+    client.waiting = [one for one in (*client.waiting, *volume.jobs()) if one is not job]
+    check(client, 8)
+
+
 def test_it_is_put_back_when_the_next_segment_begins(client: Client, tmp_path: Path) -> None:
     """Much is written between two ticks."""
     shutil.rmtree(tmp_path / "state")
