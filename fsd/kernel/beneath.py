@@ -12,35 +12,18 @@ Imports neither pyfuse3 nor trio. Main thread of the daemon.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import logging
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from fsd.kernel import mountapi
 from fsd.kernel.mountpoint import DEVICE, detach, list_mounts
 
 log = logging.getLogger(__name__)
 
-# System calls since 5.2; these numbers are the same on every architecture Linux has gained since.
-_MOVE_MOUNT: Final = 429
-_FSOPEN: Final = 430
-_FSCONFIG: Final = 431
-_FSMOUNT: Final = 432
-_CLOEXEC: Final = 1  # FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC
-_SET_FLAG: Final = 0
-_SET_STRING: Final = 1
-_CREATE: Final = 6
-_ATTR_RDONLY: Final = 1
-_ATTR_NOSUID: Final = 2
-_ATTR_NODEV: Final = 4
-_EMPTY_PATH: Final = 4  # MOVE_MOUNT_F_EMPTY_PATH
-_BENEATH: Final = 0x200
-_AT_FDCWD: Final = -100
 _ROOT_MODE: Final = "40000"
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Detached:
@@ -57,13 +40,13 @@ class Detached:
         while _count(place, source) > 1:
             detach(place, lazy=True, dead=True)  # the one below it is as dead
         try:
-            _call(
-                _MOVE_MOUNT,
+            mountapi.call(
+                mountapi.MOVE_MOUNT,
                 self._mount_fd,
                 b"",
-                _AT_FDCWD,
+                mountapi.AT_FDCWD,
                 os.fsencode(place),
-                _EMPTY_PATH | _BENEATH,
+                mountapi.EMPTY_PATH | mountapi.BENEATH,
             )
         except OSError as exc:
             log.info("no mount goes beneath the dead one at %s: %s", place, exc.strerror)
@@ -73,7 +56,14 @@ class Detached:
 
     def put(self, place: Path) -> None:
         """Mount at `place`, where nothing of ours is mounted any more. Raises OSError."""
-        _call(_MOVE_MOUNT, self._mount_fd, b"", _AT_FDCWD, os.fsencode(place), _EMPTY_PATH)
+        mountapi.call(
+            mountapi.MOVE_MOUNT,
+            self._mount_fd,
+            b"",
+            mountapi.AT_FDCWD,
+            os.fsencode(place),
+            mountapi.EMPTY_PATH,
+        )
 
     def close(self) -> None:
         """Forget the mount's own descriptor: a mount that was put somewhere stays, another one ends. The
@@ -90,7 +80,7 @@ def make(source: str, flags: Collection[str], *, read_only: bool) -> Detached | 
         try:
             fuse = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
             made.callback(os.close, fuse)
-            with _opened(b"fuse") as context:
+            with mountapi.opened(b"fuse") as context:
                 options = {
                     "source": source,
                     "subtype": "fsd",
@@ -100,12 +90,16 @@ def make(source: str, flags: Collection[str], *, read_only: bool) -> Detached | 
                     "group_id": str(os.getgid()),
                 }
                 for key, value in options.items():
-                    _call(_FSCONFIG, context, _SET_STRING, key.encode(), os.fsencode(value), 0)
+                    mountapi.call(
+                        mountapi.FSCONFIG, context, mountapi.SET_STRING, key.encode(), os.fsencode(value), 0
+                    )
                 for flag in [*flags, *(["ro"] if read_only else [])]:
-                    _call(_FSCONFIG, context, _SET_FLAG, flag.encode(), None, 0)
-                _call(_FSCONFIG, context, _CREATE, None, None, 0)
-                attributes = _ATTR_NOSUID | _ATTR_NODEV | (_ATTR_RDONLY if read_only else 0)
-                mount = _call(_FSMOUNT, context, _CLOEXEC, attributes)
+                    mountapi.call(mountapi.FSCONFIG, context, mountapi.SET_FLAG, flag.encode(), None, 0)
+                mountapi.call(mountapi.FSCONFIG, context, mountapi.CREATE, None, None, 0)
+                attributes = (
+                    mountapi.ATTR_NOSUID | mountapi.ATTR_NODEV | (mountapi.ATTR_RDONLY if read_only else 0)
+                )
+                mount = mountapi.call(mountapi.FSMOUNT, context, mountapi.CLOEXEC, attributes)
         except OSError as exc:
             log.info("a mount cannot be made apart from its place here: %s", exc.strerror)
             return None
@@ -113,24 +107,5 @@ def make(source: str, flags: Collection[str], *, read_only: bool) -> Detached | 
     return Detached(fuse, mount)
 
 
-@contextlib.contextmanager
-def _opened(name: bytes) -> Iterator[int]:
-    context = _call(_FSOPEN, name, _CLOEXEC)
-    try:
-        yield context
-    finally:
-        os.close(context)
-
-
 def _count(place: Path, source: str) -> int:
     return sum(1 for entry in list_mounts() if entry.path == place and entry.source == source)
-
-
-def _call(number: int, *args: int | bytes | None) -> int:
-    """A system call. Raises OSError."""
-    given = [ctypes.c_long(arg) if isinstance(arg, int) else ctypes.c_char_p(arg) for arg in args]
-    result: int = _libc.syscall(ctypes.c_long(number), *given)
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number or errno.ENOSYS, os.strerror(number or errno.ENOSYS))
-    return result

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel import syncer
-from fsd.kernel.notify import send
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.model.limits import (
@@ -32,7 +31,7 @@ from fsd.model.limits import (
 )
 from fsd.model.words import counted
 from fsd.vfs.decide import kept
-from fsd.vfs.types import Invalidation, Want
+from fsd.vfs.types import Want
 from fsd.wire.messages import BarrierAsk
 
 if TYPE_CHECKING:
@@ -221,11 +220,11 @@ class Checkpoints:
     async def _push_out(self, inos: list[int]) -> None:
         """The other way, for what cannot be opened by its name: before the kernel forgets an inode's pages it
         writes those that were stored to."""
-        machine = self._daemon.machine
-        assert machine is not None
+        token = trio.lowlevel.current_trio_token()
         for ino in inos:
-            one = Invalidation(ino, None)
-            await trio.to_thread.run_sync(partial(send, machine.volume.root_ino, one), abandon_on_cancel=True)
+            gone = trio.Event()
+            self._daemon.notifier.drop_pages(ino, partial(token.run_sync_soon, gone.set))
+            await gone.wait()
 
     async def _sync(self, files: list[tuple[int, bytes]]) -> bytes:
         """What the helper says of each file. Its own fsyncs are answered at once: everything is committed by

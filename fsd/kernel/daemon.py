@@ -170,7 +170,6 @@ class Daemon:
             self.session.mount()
         self.machine.start()  # type: ignore[union-attr]
         self.session.start()
-        self.notifier.start()
         if not self.options.state:
             self.feed.start()
         nursery.start_soon(self._ticks)
@@ -184,6 +183,7 @@ class Daemon:
         nursery.start_soon(self._stay_findable, nursery)
         await self._first_stat()
         self.session.answered()
+        self.notifier.start(self.session.connection)
         if self.options.restore_thread and not self.start.restarts:
             self.start.channel.say(await restore_head(self, volume.session))
         set_read_ahead(self.place, READ_AHEAD_KIB)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 from typing import Final
 
 from fsd.model.limits import MIB
+
+log = logging.getLogger(__name__)
 
 # A collection looks at every inode in memory (30 ms at 100,000); what is made here is freed by its counts.
 _COLLECT_AFTER: Final = (20_000, 20, 50)
@@ -39,7 +42,8 @@ class GiveBack:
     """Gives pages back that were freed among others that stay, which the C library keeps for good: a flush
     would leave a third of the memory of a mount behind. One thread.
 
-    A call costs 0.1 to 1 ms, in which threads that allocate wait: only where the process has grown.
+    A call costs 0.1 to 1 ms, in which threads that allocate wait: only where the process has grown. A look
+    that fails (no descriptor left) is left out: the daemon must not end for it.
     """
 
     def __init__(self) -> None:
@@ -50,8 +54,12 @@ class GiveBack:
         """To be called now and then."""
         if self._trim is None:
             return
-        now = resident()
-        if now > self._last + GROWN:
-            self._trim(0)
-            self._last = resident()
+        try:
+            now = resident()
+            if now > self._last + GROWN:
+                self._trim(0)
+                self._last = resident()
+        except OSError as exc:
+            log.debug("how large the process is cannot be read: %s", exc)
+            return
         self._last = min(now, self._last)

@@ -1,5 +1,5 @@
 """Invalidations to the kernel, from a thread of their own: the call blocks while a request holds the
-directory it names.
+directory it names (`sender` has what makes it, so that a killed daemon does not stay in it).
 
 What the kernel was answered within the last 100 ms may reach its caches only after the invalidation; such a
 one is sent again 200 ms later. Equal invalidations that wait are one, which bounds the queue by what exists.
@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import pyfuse3
-
 from fsd.host.seam import Host
+from fsd.kernel.sender import Sender
 from fsd.vfs.types import Invalidation
 
 log = logging.getLogger(__name__)
@@ -27,19 +26,6 @@ AGAIN_AFTER: Final = 0.2
 _FINE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENOTCONN, errno.ENODEV, errno.EBADF, errno.ENOTEMPTY)
 
 
-def send(root_ino: int, one: Invalidation) -> None:
-    """One invalidation to the kernel, now; may block."""
-    node = 1 if one.ino == root_ino else one.ino
-    try:
-        if one.name is None:
-            pyfuse3.invalidate_inode(node, attr_only=one.attr_only)
-        else:
-            pyfuse3.invalidate_entry(node, one.name)
-    except OSError as exc:
-        if exc.errno not in _FINE:
-            log.warning("invalidating %r failed: %s", one, exc)
-
-
 class Notifier:
     """`submit` from any thread. `answered`: the monotonic time of the last answer the kernel may keep."""
 
@@ -48,19 +34,20 @@ class Notifier:
         root_ino: int,
         answered: Callable[[], float],
         host: Host,
-        sender: Callable[[int, Invalidation], None] = send,
     ) -> None:
         self._root = root_ino
         self._answered = answered
         self._host = host
-        self._send = sender
+        self._sender = Sender()
         self._changed = threading.Condition()
         self._waiting: dict[Invalidation, None] = {}
         self._again: deque[tuple[float, Invalidation]] = deque()
         self._awaited: deque[tuple[int, Callable[[], None]]] = deque()
         self._thread = threading.Thread(target=self._work, name="fsd-notify", daemon=True)
 
-    def start(self) -> None:
+    def start(self, connection: int) -> None:
+        """`connection`: the descriptor of the FUSE session, which must be under way."""
+        self._sender.start(connection)
         self._thread.start()
 
     def submit(self, ones: Iterable[Invalidation]) -> None:
@@ -93,7 +80,7 @@ class Notifier:
         while True:
             while self._awaited:
                 ino, done = self._awaited.popleft()
-                self._send(self._root, Invalidation(ino, None))
+                self._send(Invalidation(ino, None))
                 done()
             with self._changed:
                 if self._awaited:
@@ -103,4 +90,16 @@ class Notifier:
                     pause = self._again[0][0] - self._host.monotonic() if self._again else None
                     self._changed.wait(pause)
                     continue
-            self._send(self._root, one)
+            self._send(one)
+
+    def _send(self, one: Invalidation) -> None:
+        """Now; may block."""
+        node = 1 if one.ino == self._root else one.ino
+        try:
+            if one.name is None:
+                self._sender.invalidate_inode(node, attr_only=one.attr_only)
+            else:
+                self._sender.invalidate_entry(node, one.name)
+        except OSError as exc:
+            if exc.errno not in _FINE:
+                log.warning("invalidating %r failed: %s", one, exc)

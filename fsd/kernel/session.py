@@ -161,6 +161,7 @@ class FuseSession:
         self._handshake: Handshake | None = None
         self._stop: LoopWait | None = None
         self._stop_asked = False
+        self.connection = -1  # its descriptor, from `mount` on
         self.thread = threading.Thread(target=self._run, name="fsd-fuse", daemon=True)
 
     def mount(self, fd: int | None = None) -> None:
@@ -170,7 +171,7 @@ class FuseSession:
         options = {*pyfuse3.default_options, *self._options}
         # libfuse takes this name for a connection that is open.
         where = str(self._mountpoint) if fd is None else f"/dev/fd/{fd}"
-        others = connections() if self._own_umask else set()
+        others = connections()
         try:
             pyfuse3.init(self._operations, where, options)
         except FsdError:
@@ -180,9 +181,10 @@ class FuseSession:
                 f"the kernel refused to mount at {self._mountpoint} ({exc})",
                 hint="see the log for libfuse's own words; `fsd doctor` says what is missing here",
             ) from exc
+        made = connections() - others if fd is None else {fd}
+        self.connection = made.pop() if made else -1
         if self._own_umask:
-            (own,) = connections() - others if fd is None else {fd}
-            self._handshake = Handshake(own, DONT_MASK)
+            self._handshake = Handshake(self.connection, DONT_MASK)
 
     def start(self) -> None:
         self.thread.start()

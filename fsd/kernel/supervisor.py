@@ -15,6 +15,7 @@ import contextlib
 import errno
 import importlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -24,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-from fsd.kernel import runtime
+from fsd.kernel import remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
 from fsd.kernel.options import MountOptions
@@ -38,6 +39,8 @@ EXIT_LEFT: Final = 6
 EXIT_CRASHED: Final = 70
 # SIGHUP: the terminal of a mount in the foreground is gone.
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# How often the supervisor looks whether its daemon was killed and cannot end.
+LOOK: Final = 1.0
 
 Say = Callable[[str], None]
 _pace = threading.Event()
@@ -91,6 +94,9 @@ def _lock(options: MountOptions, directory: RuntimeDir, say: Say) -> int:
         if fd is not None:
             return fd
         state, pid = _holder(options, directory)
+        if pid and remains.cannot_end(pid):
+            remains.free(pid, options.mountpoint, options.source)
+            continue
         waited = options.host.monotonic() - begun
         sending = state in (runtime.DETACHED, runtime.ENDED)
         # A command that asks whether the mount lives holds the lock for a moment as well.
@@ -264,6 +270,7 @@ class Supervisor:
         self._stops = self._told = 0
         self._pipe: int | None = None
         self._restarts = 0
+        self._helped = 0  # the last daemon that could not end by itself
         self._recent: deque[float] = deque()
         self._known = directory.read(options.mount_id)
         self._lock: int | None = None
@@ -313,10 +320,35 @@ class Supervisor:
         if self._reader is not None and not self._reader.ident:
             self._reader.start()
         self._notify(f"MAINPID={os.getpid()}")
-        _, status = os.waitpid(pid, 0)
+        status = self._wait_for(pid)
         self._pipe = None
         os.close(write_end)
         return status
+
+    def _wait_for(self, pid: int) -> int:
+        """The status of the daemon `pid` when it has ended. One that was killed and cannot end is helped."""
+        try:
+            ended = os.pidfd_open(pid)
+        except OSError:  # before Linux 5.3: what needs help waits for the next `fsd mount`
+            return os.waitpid(pid, 0)[1]
+        try:
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            while not poll.poll(LOOK * 1000):
+                if remains.cannot_end(pid) and not poll.poll(remains.ENDING * 1000):
+                    self._help(pid)
+        finally:
+            os.close(ended)
+        return os.waitpid(pid, 0)[1]
+
+    def _help(self, pid: int) -> None:
+        """The threads of `pid` go when the connection is ended. Told once: that, or what to do by hand."""
+        done = remains.end_connections(self._place, self._known.source)
+        if pid != self._helped:
+            self._helped = pid
+            how = "its connection was ended" if done else remains.by_hand(self._place)
+            text = f"the daemon (pid {pid}) was killed and a thread of it waits in the kernel; {how}"
+            _log(self._known, text)
 
     def _after(self, status: int) -> int | None:
         """The exit code after the daemon ended with `status`, or None: start another."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsd.host.seam import Host
-from fsd.kernel import mountpoint, runtime
+from fsd.kernel import mountpoint, remains, runtime
 from fsd.kernel.control_client import NoDaemon, connect, request
 from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
@@ -144,6 +144,7 @@ def unmount(
     record = directory.find(resolved)
     directory = directory.home(record)
     _step_out(resolved)
+    remains.free(record.pid, resolved, record.source)
     try:
         answer = request(
             _socket(record, host),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsd.vfs.open
 from fsd.host.seam import Host
-from fsd.kernel import stacks, supervisor
+from fsd.kernel import remains, stacks, supervisor
 from fsd.kernel.options import MountOptions
 from fsd.model.errors import FsdError
 from fsd.model.token import make
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
 def tiny(*args: Any) -> Any:
     """Stands for `open_volume`; runs in the daemon, so that the supervisor stays as small as it is."""
-    import fsd.kernel.beneath
     import fsd.kernel.daemon
+    import fsd.kernel.mountapi
+    import fsd.kernel.sender
 
     if "old-kernel" in sys.argv:
-        fsd.kernel.beneath._FSOPEN = 9999  # type: ignore[misc]
+        fsd.kernel.mountapi.FSOPEN = 9999  # type: ignore[misc]
+    if "in-python" in sys.argv:
+        fsd.kernel.sender.Sender.start = lambda self, fd: None  # type: ignore[method-assign]
     if "slow" in sys.argv:
         fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign]
     if "tidy" in sys.argv:
@@ -73,6 +76,8 @@ def main() -> int:
         host=host,
     )
     fsd.vfs.open.open_volume = tiny
+    if "no-rights" in sys.argv:
+        remains.end_connections = lambda place, source: False
     if "hang" in sys.argv:
         stacks.HANG = 1.0  # type: ignore[misc]
     try:

@@ -1,6 +1,7 @@
 """A volume in memory, for tests of the scheduler and the kernel layer alone.
 
-A name that begins with `slow<ms>` parks: its first lookup for that time, and every fsync of it. `boom` raises
+A name that begins with `slow<ms>` parks: its first lookup for that time, and every fsync of it; with
+`slow<ms>told` the kernel is told meanwhile to forget a name in the same directory. `boom` raises
 ValueError in lookup, `hang<ms>` blocks the thread itself. Anything else behaves. Not a model of the
 real volume's rules.
 """
@@ -15,7 +16,7 @@ import time
 from typing import Any
 
 from fsd.model.errors import PosixError
-from fsd.vfs.types import Park, Pending, Want
+from fsd.vfs.types import Invalidation, Park, Pending, Want
 
 _SLOW = re.compile(rb"slow(\d+)")
 _HANG = re.compile(rb"hang(\d+)")
@@ -61,6 +62,7 @@ class TinyVolume:
         self.timers: list[tuple[float, Want]] = []
         self.known: set[tuple[int, bytes]] = set()
         self.lookups: dict[int, int] = {}
+        self.invalidations: list[Invalidation] = []
 
     def _fail(self, number: int, what: str = "tiny") -> None:
         raise PosixError(number, what)
@@ -96,6 +98,8 @@ class TinyVolume:
         slow = _SLOW.match(name)
         if slow and (parent, name) not in self.known:
             self.known.add((parent, name))
+            if name.endswith(b"told"):
+                self.invalidations.append(Invalidation(parent, b"another"))
             raise Park(self._slow(int(slow[1]), "a slow lookup"))
         ino = self.nodes[parent].names.get(name)
         if ino is None:
@@ -227,8 +231,9 @@ class TinyVolume:
                 want.end()
         self.timers = [(at, want) for at, want in self.timers if now < at]
 
-    def take_invalidations(self) -> list[Any]:
-        return []
+    def take_invalidations(self) -> list[Invalidation]:
+        found, self.invalidations = self.invalidations, []
+        return found
 
     def next_deadline(self) -> float | None:
         return min((at for at, _ in self.timers), default=None)

@@ -1,0 +1,116 @@
+"""A daemon that is killed while it waits in the kernel for the lock of a directory whose holder waits for it.
+
+Nothing interrupts that wait: the process stays a zombie with one thread unless that thread holds nothing, or
+somebody ends the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.tinyplace import Tiny
+from support.wait import wait_for
+
+from fsd.host.seam import Host
+from fsd.kernel import remains, runtime, unmount
+from fsd.model.errors import NotDrained
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(60)]
+
+
+class Stuck:
+    """A `tiny` daemon in that wait. `thread` is what the waiting one is called."""
+
+    def __init__(self, tiny: Tiny, *options: str) -> None:
+        self.tiny = tiny
+        assert tiny.start(*options).returncode == 0
+        self.pid = tiny.record().pid
+        self.source = tiny.record().source
+        # What cannot be interrupted: a thread of this test would be in its way.
+        self.reader = subprocess.Popen(
+            ["stat", str(tiny.place / "slow300000told")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.thread = wait_for(self._waiting, 20, "the daemon to wait in the kernel")
+
+    def _waiting(self) -> str:
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            name, _, rest = (task / "stat").read_text().rpartition(")")
+            if rest.split()[0] == "D":
+                return name.partition("(")[2]
+        return ""
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Whatever became of it: nobody stays in the kernel."""
+        if remains.cannot_end(self.pid):
+            remains.end_connections(self.tiny.place, self.source)
+        if self.reader.poll() is None and not self.tiny.alive():
+            remains.end_connections(self.tiny.place, self.source)
+        self.tiny.close()
+        self.reader.wait(20)
+
+
+@pytest.fixture
+def stuck(request: pytest.FixtureRequest, tiny: Tiny) -> Iterator[Stuck]:
+    made = Stuck(tiny, *request.param)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def both_gone(stuck: Stuck) -> bool:
+    return not os.path.exists(f"/proc/{stuck.pid}/task") and stuck.reader.poll() is not None
+
+
+@pytest.mark.parametrize("stuck", [["alone"]], indirect=True)
+def test_a_killed_daemon_ends_by_itself(stuck: Stuck) -> None:
+    assert stuck.thread == "fsd-send"
+    stuck.kill()
+    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+    assert stuck.tiny.start().returncode == 0
+    assert os.listdir(stuck.tiny.place) == []
+
+
+@pytest.mark.parametrize("stuck", [["in-python"]], indirect=True)
+def test_a_supervisor_helps_a_daemon_that_cannot_end(stuck: Stuck) -> None:
+    assert stuck.thread != "fsd-send"
+    stuck.kill()
+    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+    wait_for(
+        lambda: stuck.tiny.record().pid != stuck.pid and stuck.tiny.state() == runtime.MOUNTED,
+        20,
+        "the next daemon",
+    )
+    assert "its connection was ended" in Path(stuck.tiny.record().log).read_text()
+
+
+@pytest.mark.parametrize("stuck", [["in-python", "alone"]], indirect=True)
+def test_the_next_mount_helps_or_says_what_to_do(stuck: Stuck) -> None:
+    stuck.kill()
+    wait_for(lambda: remains.cannot_end(stuck.pid), 20, "the daemon to stay")
+    told = stuck.tiny.start("no-rights")
+    assert told.returncode == 7
+    assert f"umount -f {stuck.tiny.place}" in told.stderr
+    assert remains.cannot_end(stuck.pid)  # so it would have stayed
+    assert stuck.tiny.start().returncode == 0
+    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+
+
+@pytest.mark.parametrize("stuck", [["in-python", "alone"]], indirect=True)
+def test_an_unmount_helps(stuck: Stuck) -> None:
+    stuck.kill()
+    wait_for(lambda: remains.cannot_end(stuck.pid), 20, "the daemon to stay")
+    with pytest.raises(NotDrained, match="was dead"):
+        unmount.unmount(stuck.tiny.place, stuck.tiny.directory, 5, print, Host())
+    assert not stuck.tiny.listed()
+    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
