@@ -145,8 +145,9 @@ def not_sent(
         return answer(wanted, args, None, {"status": "discarded", "reason": error.message})
     else:
         if not lost and not other:
-            error.hint += "; `--export DIR` takes out what was not sent"
-            error.hint += "" if isinstance(error, Unavailable) else ", `--discard` drops it"
+            ways = "`--export DIR` takes out what was not sent"
+            ways += "" if isinstance(error, Unavailable) else ", `--discard` drops it"
+            error.hint = f"{error.hint}; {ways}" if error.hint else ways
         raise error
     hint = "what was taken out is still in the log: `fsd recover` with --discard drops it there"
     if taken.incomplete:
