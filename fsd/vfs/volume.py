@@ -202,13 +202,13 @@ class Volume(FileCalls):
                     yield Invalidation(*node.where)
 
     def still_absent(self, ones: Iterable[Invalidation]) -> Iterator[Invalidation]:
-        """Those of names the kernel was told are absent that mean no directory by now: whoever works in one
-        would lose its path with the name."""
+        """Those of names the kernel was told are absent that mean no directory it knows by now: whoever works
+        in one would lose its path with the name."""
         by_ino = self.core.nodes.by_ino
         for one in ones:
             above = by_ino.get(one.ino)
             child = None if above is None else by_ino.get(above.entries.get(one.name or b"") or 0)
-            if child is None or not child.is_dir:
+            if child is None or not child.is_dir or not child.lookups:
                 yield one
 
     def feed_silent(self, silent: bool) -> None:

@@ -19,7 +19,7 @@ from fsd.model.errors import PosixError, Unavailable
 from fsd.model.limits import BLOCK, BLOCK_LISTS_MAX
 from fsd.vfs.blocklists import BlockLists
 from fsd.vfs.recent import Recent
-from fsd.vfs.types import LOCAL, Park
+from fsd.vfs.types import LOCAL, Invalidation, Park
 from fsd.vfs.volume import Volume
 
 Pair = tuple[Client, Client]
@@ -225,3 +225,22 @@ def test_an_error_of_the_file_system_is_no_time_out(pair: Pair) -> None:
     with pytest.raises(PosixError) as told:
         deaf.call(lambda v: v.open(v.root_ino, os.O_RDONLY))
     assert told.value.errno == errno.EISDIR
+
+
+def test_a_name_that_was_absent_and_is_a_directory_the_kernel_has_not_seen_is_forgotten(pair: Pair) -> None:
+    """It would say for a minute that there is no such name. One it knows keeps its name: somebody may work
+    there."""
+    deaf, other = pair
+    root = deaf.volume.root_ino
+    assert deaf.call(lambda v: v.lookup(root, b"d")) is None
+    told = Invalidation(root, b"d")
+    other.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0))
+    other.until(other.volume.barrier())
+    deaf.volume.feed_silent(True)
+    later(deaf)
+    fh = deaf.call(lambda v: v.opendir(root))
+    assert [name for name, _, _ in deaf.call(lambda v: v.readdir(fh, 0))] == [b"d"]
+    deaf.call(lambda v: v.releasedir(fh))
+    assert list(deaf.volume.still_absent([told])) == [told]
+    assert deaf.call(lambda v: v.lookup(root, b"d")) is not None
+    assert not list(deaf.volume.still_absent([told]))
