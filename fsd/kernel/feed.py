@@ -18,6 +18,7 @@ from fsd.kernel.machine import Machine
 from fsd.kernel.notify import Notifier
 from fsd.model.errors import FsdError, HistoryChanged
 from fsd.remote.api import Remote
+from fsd.vfs.types import Invalidation
 from fsd.wire.messages import BarrierAsk, FeedPage
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Feed:
         self._thread = threading.Thread(target=self._work, name="fsd-feed", daemon=True)
 
     def start(self) -> None:
+        self._machine.volume.core.take_absent = self._absent
         self._thread.start()
 
     def look(self) -> None:
@@ -59,10 +61,12 @@ class Feed:
         self._entries.silent(silent)
         if silent:
             # What the kernel was told before would be good for a minute still.
-            volume = self._machine.volume
-            absent = volume.still_absent(self._entries.take_absent())
-            self._notifier.submit([*volume.kernel_holds(), *absent])
+            self._notifier.submit([*self._machine.volume.kernel_holds(), *self._absent()])
         self._machine.pump()
+
+    def _absent(self) -> list[Invalidation]:
+        """What the kernel was told does not exist, to be forgotten."""
+        return list(self._machine.volume.still_absent(self._entries.take_absent()))
 
     def _work(self) -> None:
         while True:

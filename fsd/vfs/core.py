@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,6 +67,8 @@ class Core:
         self.met: list[tuple[int, int]] = []
         self.unsaid = False  # wire numbers changed, and the log does not say so yet
         self.forget = False  # everything known of the server has to be asked for again
+        # The kernel layer's: what it was told does not exist. Nothing here says so of each name.
+        self.take_absent: Callable[[], list[Invalidation]] = list
         self.root_ino = 0
         self.dirty: dict[int, None] = {}  # inodes with content the server does not have
         # Of files with long block lists: where the log says it, and for which content a replay knows it now.
@@ -107,6 +110,7 @@ class Core:
         # While questions are on their way: (seq, names, inodes, own) committed meanwhile, so that an older
         # answer does not undo them.
         self.meanwhile: list[tuple[int, tuple[tuple[int, bytes], ...], tuple[int, ...], bool]] = []
+        self.forgotten = 0  # everything was, at this seq: answers older than it say nothing for good
         self.sync_job: SyncJob | None = None
         self.free_to = 0
         self.renew_at = RENEW

@@ -71,7 +71,6 @@ class Feed:
                 # A directory made here and not yet committed is known whole.
                 node.complete = node.complete and node.born == 0 and node.ino != core.root_ino
         if core.asking:
-            inos = tuple(core.nodes.by_ino)
-            names = tuple((n.ino, name) for n in core.nodes.by_ino.values() for name in n.entries)
-            core.meanwhile.append((head, names, inos, False))
+            core.forgotten = max(core.forgotten, head)
+        found += core.take_absent()
         return found

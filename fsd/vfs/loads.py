@@ -18,7 +18,7 @@ from fsd.remote.api import Remote
 from fsd.vfs.build import fetcher
 from fsd.vfs.core import Core
 from fsd.vfs.node import Inode
-from fsd.vfs.types import BULK, LOCAL, Cache, Want
+from fsd.vfs.types import BULK, LOCAL, Cache, Invalidation, Want
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, TREE
 
 ASK_TIMEOUT: Final = 30.0
@@ -362,6 +362,7 @@ class Loader:
         core.asking = len(self.open)
         if core.asking == 0:
             core.meanwhile.clear()
+            core.forgotten = 0
 
     def _end(self, asked: Asked, error: FsdError | None) -> None:
         if self.open.get(asked.key) is asked:
@@ -414,12 +415,16 @@ class Loader:
         for name in parent.entries:
             found.setdefault(name, None)
         self._enter(parent, found, seq)
+        if seq < self.core.forgotten:
+            return  # there may be other names by now
         parent.complete = True
         own, _, foreign, _ = self._since(seq)
-        newer = own | foreign  # this answer says nothing of them: what was to be asked again still is
+        # This answer says nothing of names that changed since: what was to be asked again still is, and what
+        # was not known when the feed told of it is asked for, too.
         parent.names_stale = {
-            name for name in parent.names_stale if name in parent.names_pending or (parent.ino, name) in newer
+            name for name in parent.names_stale if name in parent.names_pending or (parent.ino, name) in own
         }
+        parent.names_stale.update(name for ino, name in foreign if ino == parent.ino)
         if self.watch:
             self.fresh[parent.ino, b""] = self.core.now()
         for name in [n for n, ino in parent.entries.items() if ino is None]:
@@ -428,7 +433,7 @@ class Loader:
     def _enter(self, parent: Inode, found: dict[bytes, Entry | None], seq: int) -> None:
         core = self.core
         own_names, own_inos, foreign_names, foreign_inos = self._since(seq)
-        now = core.now()
+        now, old = core.now(), seq < core.forgotten
         for name, entry in found.items():
             if self.watch:
                 self.fresh[parent.ino, name] = now
@@ -438,16 +443,39 @@ class Loader:
                 attr = core.local_attr(entry.attr)
                 if not keep:
                     attr = self._apart(attr, entry.attr.ino)
-                    node = core.nodes.install(attr, seq, now, keep=attr.ino in own_inos)
-                    if attr.ino in foreign_inos:
+                    node = self._install(attr, seq, now, keep=attr.ino in own_inos)
+                    if old or attr.ino in foreign_inos:
                         node.stale = True
                     core.nodes.enter(parent, name, attr.ino)
             elif not keep:
                 parent.entries[name] = None
             if before is not None and parent.entries[name] != before:
                 core.unused[before] = None
-            if not keep and (parent.ino, name) not in foreign_names:
+                if name not in parent.names_stale:  # the first to tell: see `_install`
+                    core.invalidations.append(Invalidation(parent.ino, name))
+            if old or (parent.ino, name) in foreign_names:
+                parent.names_stale.add(name)
+            elif not keep:
                 parent.names_stale.discard(name)
+
+    def _install(self, attr: Attr, seq: int, now: float, *, keep: bool) -> Inode:
+        """Have an inode as of `seq`. Of what an answer was the first to tell the feed says nothing any more:
+        the kernel is made to forget what it was told before."""
+        nodes = self.core.nodes
+        known = nodes.by_ino.get(attr.ino)
+        told = None
+        if (
+            known is not None
+            and known.lookups
+            and not known.stale
+            and (known.born != attr.born or known.gone)
+        ):
+            told = known.shown()
+        node = nodes.install(attr, seq, now, keep=keep)
+        if told is not None and told != (shown := node.shown()):
+            same = told[-1] == shown[-1]
+            self.core.invalidations += (Invalidation(n, None, attr_only=same) for n in nodes.numbers(node))
+        return node
 
     def _apart(self, attr: Attr, wire: int) -> Attr:
         """A file that was removed here and is still open, but was kept on the server: whoever has it open
@@ -470,8 +498,8 @@ class Loader:
         attr = self.core.local_attr(attr)
         if self.core.nodes.by_ino.get(node.ino) is node:
             attr = attr._replace(ino=node.ino)  # one inode may be here under two numbers (`differ.becomes`)
-        self.core.nodes.install(attr, seq, self.core.now(), keep=node.ino in own)
-        if node.ino in foreign:
+        self._install(attr, seq, self.core.now(), keep=node.ino in own)
+        if node.ino in foreign or seq < self.core.forgotten:
             node.stale = True
 
     def vanished(self, node: Inode) -> None:

@@ -142,6 +142,12 @@ class Inode:
             self.content = self._fresh_content()
             self.content.writers = writers
 
+    def shown(self) -> tuple[object, ...]:
+        """What the kernel keeps of it, and which content its pages are of."""
+        cseq = self.cseq if self.content is None else self.content.cseq
+        owner = (self.mode, self.nlink, self.uid, self.gid)
+        return (*owner, self.size, self.rdev, self.mtime, self.ctime, self.xattrs or None, cseq)
+
     def file(self) -> Content:
         """Its content, made from what the inode row says. `content.base` is None when more must be asked."""
         if self.content is None:

@@ -16,7 +16,7 @@ import pytest
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import feed
+from fsd.kernel import entries, feed
 from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, Machine
@@ -99,6 +99,19 @@ class TestFeed:
         monkeypatch.setattr(feed, "_pace", SimpleNamespace(wait=pause))
         with pytest.raises(Pauses, match=str(feed.RETRY)):
             made._have_applied(cast(Any, None))
+
+    def test_who_starts_over_has_the_kernel_forget_what_did_not_exist(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        core = SimpleNamespace(take_absent=list)
+        machine = SimpleNamespace(host=Host(), volume=SimpleNamespace(core=core, still_absent=iter))
+        told = entries.Entries(1)
+        made = feed.Feed(cast(Any, machine), cast(Any, None), told, cast(Any, None))
+        monkeypatch.setattr(made, "_thread", SimpleNamespace(start=lambda: None))
+        made.start()
+        told.absent(7, b"x")
+        assert core.take_absent() == [Invalidation(7, b"x")]
+        assert core.take_absent() == []
 
 
 class TestMachine:
