@@ -147,7 +147,7 @@ class HttpRemote:
             self._starting = (info, self._host.token_bytes(16).hex())
         key = self._starting[1]
         try:
-            made = self._json("POST", "/sessions", body, key)
+            made = self._started(body, key)
         except FsdError as exc:
             if not exc.retryable:
                 self._starting = None
@@ -166,6 +166,17 @@ class HttpRemote:
             )
         except (KeyError, TypeError, ValueError, binascii.Error) as exc:
             raise Unavailable("the answer to a session's start cannot be read") from exc
+
+    def _started(self, body: dict[str, Any], key: str) -> dict[str, Any]:
+        """An older server refuses `known` instead of comparing it: it is asked without. There is none who
+        could compare then, as with the commits sent to it."""
+        try:
+            return self._json("POST", "/sessions", body, key)
+        except UsageError as exc:
+            if "known" not in body or "unknown field 'known'" not in exc.message:
+                raise
+        without = {name: value for name, value in body.items() if name != "known"}
+        return self._json("POST", "/sessions", without, f"{key}-older")
 
     def end_session(self, session: int, ended: str, pending: tuple[int, int, int]) -> None:
         # One session ends one way with one rest: the key makes a repetition the same request.

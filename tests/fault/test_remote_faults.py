@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.badserver import Peer, reply, serving
@@ -28,11 +29,19 @@ from fsd.model.token import make
 from fsd.remote.api import SessionInfo
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.wire.frame import make_blob, pack, unpack
-from fsd.wire.messages import ATTRS, LOOKUP, CommitAnswer, make_commit, packb, read_commit, unpackb
+from fsd.wire.messages import ATTRS, LOOKUP, CommitAnswer, Mark, make_commit, packb, read_commit, unpackb
 
 ANSWER = CommitAnswer(7, b"t" * 16, 3, (), (), 0)
 COMMIT = make_commit(5, b"ticket", [], (0, 0, 0), [make_blob(b"some bytes")])
 INFO = SessionInfo("m", "host", "/mnt", "/", False, "0")
+STARTED = {
+    "session": 8,
+    "ticket": "dGlja2V0",
+    "seq": 4,
+    "server_version": "1",
+    "block_size": 1 << 20,
+    "previous": {"ended": "lost", "last_commit_at": None, "pending_at_last_report": [1, 2, 3]},
+}
 
 
 def remote_to(url: str, **options: float) -> HttpRemote:
@@ -394,21 +403,13 @@ def test_questions_come_back_as_attributes_and_entries() -> None:
 
 def test_a_session_start_whose_answer_was_lost_is_the_same_start_again() -> None:
     keys: list[str] = []
-    made = {
-        "session": 8,
-        "ticket": "dGlja2V0",
-        "seq": 4,
-        "server_version": "1",
-        "block_size": 1 << 20,
-        "previous": {"ended": "lost", "last_commit_at": None, "pending_at_last_report": [1, 2, 3]},
-    }
 
     def behave(peer: Peer) -> None:
         while (got := peer.request()) is not None:
             keys.append(got[0].split("Idempotency-Key: ")[1].split("\r\n")[0])
             if len(keys) == 1:
                 return
-            peer.answer(json.dumps(made).encode(), "201 Created", "application/json")
+            peer.answer(json.dumps(STARTED).encode(), "201 Created", "application/json")
 
     with serving(behave) as url:
         remote = remote_to(url)
@@ -443,3 +444,29 @@ def test_each_thread_has_a_connection_of_its_own() -> None:
         for thread in threads:
             thread.join(15)
     assert answers == [ANSWER] * 4 and len(seen) == 4
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_older_server_starts_a_session_without_the_mark_it_does_not_know(lost: bool) -> None:
+    keys: list[tuple[bool, str]] = []
+
+    def behave(peer: Peer) -> None:
+        while (got := peer.request()) is not None:
+            key = next(line for line in got[0].split("\r\n") if line.startswith("Idempotency-Key"))
+            known = "known" in json.loads(got[1])
+            keys.append((known, key))
+            if known:
+                told = "unknown field 'known'; this route takes mount_id, host, path"
+                refusal = {"error": {"code": "invalid_argument", "message": told}}
+                peer.answer(json.dumps(refusal).encode(), status="400 Bad Request")
+            elif lost and len(keys) == 2:
+                return
+            else:
+                peer.answer(json.dumps(STARTED).encode())
+
+    with serving(behave) as url:
+        remote = remote_to(url)
+        assert remote.start_session(replace(INFO, known=Mark(7, 1))).session == 8
+    assert [known for known, _ in keys] == [True, False] + [False] * lost
+    # The second asks for something else, so it has a key of its own; a repetition has the same.
+    assert len(set(keys)) == 2 and keys[0][1] != keys[1][1]
