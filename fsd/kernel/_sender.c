@@ -19,6 +19,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -38,13 +39,12 @@ enum state { IDLE, ASKED, DONE };
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static enum state state;
-static const char *message;
+static const char *messages; /* one behind the other; each begins with its length */
 static size_t length;
-static int outcome; /* errno of the last step */
+static int errors[64]; /* of each message of the last step, or of the start */
 
-static void end_step(int error)
+static void end_step(void)
 {
-    outcome = error;
     state = DONE;
     pthread_cond_broadcast(&changed);
 }
@@ -70,36 +70,63 @@ static int have_device(int connection)
     return 0;
 }
 
+static void write_all(int device)
+{
+    const char *at = messages;
+    int *error;
+
+    for (error = errors; at < messages + length; error++) {
+        uint32_t size;
+
+        memcpy(&size, at, sizeof size);
+        *error = write(device, at, size) < 0 ? errno : 0;
+        at += size;
+    }
+}
+
 static void *work(void *connection)
 {
     int device = have_device((int)(intptr_t)connection);
 
+    errors[0] = device < 0 ? errno : 0;
     pthread_mutex_lock(&guard);
-    end_step(device < 0 ? errno : 0);
+    end_step();
     while (device >= 0) {
-        ssize_t written;
-
         while (state != ASKED)
             pthread_cond_wait(&changed, &guard);
         pthread_mutex_unlock(&guard);
-        written = write(device, message, length);
+        write_all(device);
         pthread_mutex_lock(&guard);
-        end_step(written < 0 ? errno : 0);
+        end_step();
     }
     pthread_mutex_unlock(&guard);
     return NULL;
 }
 
-/* Wait for the step under way and return its errno. */
-static int wait_for_step(void)
+static void wait_for_step(void)
 {
-    int error;
-
     while (state != DONE)
         pthread_cond_wait(&changed, &guard);
     state = IDLE;
-    error = outcome;
-    return error;
+}
+
+/* How many whole messages `data` holds; 0 where it is not made of them, or there are too many. */
+static int count(const char *data, size_t size)
+{
+    const size_t most = sizeof errors / sizeof errors[0];
+    size_t at = 0, found;
+
+    for (found = 0; at < size && found < most; found++) {
+        uint32_t one;
+
+        if (size - at < sizeof(struct fuse_out_header))
+            return 0;
+        memcpy(&one, data + at, sizeof one);
+        if (one < sizeof(struct fuse_out_header) || one > size - at)
+            return 0;
+        at += one;
+    }
+    return at == size ? (int)found : 0;
 }
 
 static PyObject *start(PyObject *self, PyObject *args)
@@ -119,7 +146,8 @@ static PyObject *start(PyObject *self, PyObject *args)
         pthread_setname_np(thread, "fsd-send");
         pthread_detach(thread);
         pthread_mutex_lock(&guard);
-        error = wait_for_step();
+        wait_for_step();
+        error = errors[0];
         pthread_mutex_unlock(&guard);
     }
     Py_END_ALLOW_THREADS
@@ -127,29 +155,44 @@ static PyObject *start(PyObject *self, PyObject *args)
     return error ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
 }
 
-static PyObject *send_message(PyObject *self, PyObject *args)
+static PyObject *send_messages(PyObject *self, PyObject *args)
 {
     const char *data;
     Py_ssize_t size;
-    int error;
+    PyObject *answer, *one;
+    int sent, at;
 
     if (!PyArg_ParseTuple(args, "y#", &data, &size))
         return NULL;
+    sent = count(data, (size_t)size);
+    if (!sent) {
+        PyErr_SetString(PyExc_ValueError, "not 1 to 64 whole messages");
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&guard);
-    message = data;
+    messages = data;
     length = (size_t)size;
     state = ASKED;
     pthread_cond_broadcast(&changed);
-    error = wait_for_step();
+    wait_for_step();
     pthread_mutex_unlock(&guard);
     Py_END_ALLOW_THREADS
-    return PyLong_FromLong(error);
+    answer = PyList_New(sent);
+    for (at = 0; answer && at < sent; at++) {
+        one = PyLong_FromLong(errors[at]);
+        if (!one)
+            Py_CLEAR(answer);
+        else
+            PyList_SET_ITEM(answer, at, one);
+    }
+    return answer;
 }
 
 static PyMethodDef methods[] = {
     {"start", start, METH_VARARGS, "Start the thread for the connection of this descriptor; once. Raises OSError."},
-    {"send", send_message, METH_VARARGS, "Have it write one message, and return 0 or the errno when it has."},
+    {"send", send_messages, METH_VARARGS,
+     "Have it write 1 to 64 messages, one behind the other; returns 0 or the errno of each when it has."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from fsd.host.seam import Host
-from fsd.kernel.sender import Sender
+from fsd.kernel.sender import BATCH, Sender
 from fsd.vfs.types import Invalidation
 
 log = logging.getLogger(__name__)
@@ -76,30 +79,28 @@ class Notifier:
             return one
         return None
 
+    def _due(self, now: float) -> list[Invalidation]:
+        """As many as go at once."""
+        return list(islice(iter(partial(self.take, now), None), BATCH))
+
     def _work(self) -> None:
         while True:
             while self._awaited:
                 ino, done = self._awaited.popleft()
-                self._send(Invalidation(ino, None))
+                self._send([Invalidation(ino, None)])
                 done()
             with self._changed:
                 if self._awaited:
                     continue
-                one = self.take(self._host.monotonic())
-                if one is None:
+                ones = self._due(self._host.monotonic())
+                if not ones:
                     pause = self._again[0][0] - self._host.monotonic() if self._again else None
                     self._changed.wait(pause)
                     continue
-            self._send(one)
+            self._send(ones)
 
-    def _send(self, one: Invalidation) -> None:
+    def _send(self, ones: list[Invalidation]) -> None:
         """Now; may block."""
-        node = 1 if one.ino == self._root else one.ino
-        try:
-            if one.name is None:
-                self._sender.invalidate_inode(node, attr_only=one.attr_only)
-            else:
-                self._sender.invalidate_entry(node, one.name)
-        except OSError as exc:
-            if exc.errno not in _FINE:
-                log.warning("invalidating %r failed: %s", one, exc)
+        for one, error in zip(ones, self._sender.invalidate(self._root, ones), strict=True):
+            if error and error not in _FINE:
+                log.warning("invalidating %r failed: %s", one, os.strerror(error))
