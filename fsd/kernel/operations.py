@@ -232,7 +232,6 @@ class FsdOperations(pyfuse3.Operations):
         where = self._ino(parent)
         inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         self._opened(fh, flags, inode.ino, ctx)
-        self._volume.pages_kept(fh)
         return FileInfo(fh=fh), self._entry(inode)
 
     @handler

@@ -69,6 +69,7 @@ class Handle:
     listing: list[tuple[bytes, int]] = field(default_factory=list)
     next_read: int = 0
     takes: int = 0
+    drops: int = -1  # `Inode.paged` when the kernel was told to drop its pages, until it has; -1: it has
     stream: Stream | None = None  # of a directory that is read page by page
 
     @property
@@ -241,11 +242,21 @@ class Calls:
 
     def pages_kept(self, fh: int) -> bool:
         """Whether the kernel may keep the pages it has of a file that is opened as `fh`. It drops them when
-        the answer to the open does not say so: from then on they are what is here."""
-        node = self.handle(fh).node
-        kept, node.paged = node.paged, True
+        the answer to the open does not say so, which is some time after the answer: see `dropped`."""
+        handle = self.handle(fh)
+        node = handle.node
+        kept = bool(node.paged & 1)
+        handle.drops = -1 if kept else node.paged
         # With the feed silent nobody tells when they are old; of two numbers the kernel knows two files.
         return kept and not self.silent and node.ino not in self.core.nodes.also
+
+    @staticmethod
+    def dropped(handle: Handle) -> None:
+        """The first call on a handle: its open has come to an end, and the kernel has dropped what it had of
+        the file. From then on its pages are what is here, unless that changed between."""
+        if handle.drops == handle.node.paged:
+            handle.node.paged += 1
+        handle.drops = -1
 
     @staticmethod
     def wait_out(want: Want, result: object = None) -> None:

@@ -380,7 +380,8 @@ class Core:
     def invalidate(self, ino: int, name: bytes | None = None) -> None:
         node = self.nodes.by_ino.get(ino)
         if node is not None:
-            node.paged = node.paged and name is not None
+            if name is None:
+                node.unpage()
             self.invalidations.extend(Invalidation(number, name) for number in self.nodes.numbers(node))
 
     def drop_unused(self) -> None:

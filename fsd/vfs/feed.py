@@ -45,7 +45,8 @@ class Feed:
         for ino in inos:
             node = core.nodes.by_ino.get(ino)
             if node is not None and node.seen < change.seq:
-                node.stale, node.paged = True, False
+                node.stale = True
+                node.unpage()
                 found.extend(Invalidation(number, None) for number in core.nodes.numbers(node))
         for parent, name in names:
             node = core.nodes.by_ino.get(parent)
@@ -62,7 +63,8 @@ class Feed:
         for node in core.nodes.by_ino.values():
             if node.busy and not node.is_dir:
                 continue
-            node.stale, node.paged = True, False
+            node.stale = True
+            node.unpage()
             if node.lookups:
                 found.append(Invalidation(node.ino, None))
             if node.is_dir and not node.gone:

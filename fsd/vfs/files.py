@@ -44,6 +44,7 @@ class FileCalls(NameCalls):
     ) -> tuple[Inode, int]:
         """Make and open a regular file (counts one lookup). `umask` is taken off `mode`; see `make`."""
         node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid, umask=umask)
+        node.paged = 1  # the kernel has nothing of it yet
         return node, self.opened(node, flags)
 
     def open(
@@ -100,6 +101,8 @@ class FileCalls(NameCalls):
 
     def release(self, fh: int) -> None:
         handle = self.handles.pop(fh)
+        if handle.drops >= 0:
+            self.dropped(handle)
         node = handle.node
         node.handles -= 1
         content = node.content
@@ -124,6 +127,8 @@ class FileCalls(NameCalls):
     # reading -----------------------------------------------------------------------------------------
     def read(self, fh: int, offset: int, size: int) -> bytes:
         handle = self.handle(fh)
+        if handle.drops >= 0:
+            self.dropped(handle)
         node = handle.node
         self.current(node)
         size = min(size, node.size - offset)
@@ -192,6 +197,8 @@ class FileCalls(NameCalls):
     def write(self, fh: int, offset: int, data: bytes) -> int:
         """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed."""
         handle = self.handle(fh)
+        if handle.drops >= 0:
+            self.dropped(handle)
         node = handle.node
         if not handle.writable:
             raise PosixError(errno.EBADF, "not open for writing")

@@ -41,8 +41,9 @@ class Inode:
     `forget`; `handles` counts open handles. `pending` counts own operations not yet acknowledged that
     touch it; while it is not 0 the local state is shown, whatever the server says. `stale`: another mount
     changed it, ask before use. `gone`: it has no name any more, here or on the server. `seen` is the seq
-    its state was read at. `paged`: the pages the kernel may have of its content are what a read would be
-    answered with; what programs of this mount write goes through them.
+    its state was read at. `paged` is odd when the pages the kernel may have of its content are what a read
+    would be answered with (what programs of this mount write goes through them), and grows when they are not
+    any more.
     """
 
     __slots__ = (
@@ -90,7 +91,7 @@ class Inode:
         self.pending = 0
         self.gone = False
         self.checked = 0.0  # monotonic time of the last answer about it
-        self.paged = False
+        self.paged = 0
         self.cseq = attr.cseq
         # Directories: name -> ino, None for a name known to be absent. `complete`: every name is in it.
         # `used`: the tick its names were last asked for in. Others share empty ones: a third of an inode.
@@ -123,7 +124,7 @@ class Inode:
         self.parts = attr.parts
         self.xattrs = dict(attr.xattrs) if attr.xattrs else None
         if attr.cseq != (self.cseq if self.content is None else self.content.cseq):
-            self.paged = False
+            self.unpage()
         self.cseq = attr.cseq
         self.born = attr.born
         self.seen = seen
@@ -137,7 +138,7 @@ class Inode:
             if self.is_dir:
                 self.entries.clear()
         if self.content is not None and (back or self.content.void or self.content.cseq != attr.cseq):
-            self.paged = False
+            self.unpage()
             writers = self.content.writers
             self.content = self._fresh_content()
             self.content.writers = writers
@@ -147,6 +148,10 @@ class Inode:
         cseq = self.cseq if self.content is None else self.content.cseq
         owner = (self.mode, self.nlink, self.uid, self.gid)
         return (*owner, self.size, self.rdev, self.mtime, self.ctime, self.xattrs or None, cseq)
+
+    def unpage(self) -> None:
+        """Pages the kernel has of it may be old."""
+        self.paged = (self.paged | 1) + 1
 
     def file(self) -> Content:
         """Its content, made from what the inode row says. `content.base` is None when more must be asked."""

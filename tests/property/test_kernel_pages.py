@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from property.test_two_mounts import Duo
 from support.client import Client
+from support.clientcase import client_fixture, other  # noqa: F401
 
 
 class Pages(Duo):
@@ -49,6 +50,38 @@ class Pages(Duo):
     def do_crash(self, at: int, client: Client) -> None:
         super().do_crash(at, client)
         self.pages[at].clear()
+
+
+def test_pages_count_as_dropped_when_the_open_has_come_to_its_end(client: Client) -> None:
+    """The kernel drops them some time after the answer. Who opens meanwhile would find the old ones."""
+    ino = client.put(client.volume.root_ino, b"f", b"one", sync=True)
+    writer, volume = other(client), client.volume
+
+    def opened() -> tuple[int, bool]:
+        fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
+        return fh, volume.pages_kept(fh)
+
+    def changed(data: bytes) -> None:
+        writer.put(writer.volume.root_ino, b"f", data, offset=0, sync=True)
+        volume.apply_feed(client.remote.changes(volume.feed_seq, volume.session, 0.0))
+
+    assert opened()[1], "nobody else changed it"
+    changed(b"two")
+    first, kept = opened()
+    assert not kept
+    assert not opened()[1], "the first may not have dropped them yet"
+    assert client.call(lambda v: v.read(first, 0, 10)) == b"two"
+    assert opened()[1]
+    changed(b"three")
+    second, kept = opened()
+    assert not kept
+    changed(b"four")
+    client.call(lambda v: v.read(second, 0, 10))
+    assert not opened()[1], "what it dropped was older"
+    third, _ = opened()
+    client.call(lambda v: v.release(third))
+    assert opened()[1]
+    writer.volume.close()
 
 
 def play(directory: Path, seed: int, steps: int) -> int:
