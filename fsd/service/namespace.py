@@ -305,6 +305,8 @@ class _Asking:
 
     def _few(self, batch: Sequence[int], limit: int) -> int:
         """How many of the first directories of `batch` have at most `limit` entries together."""
+        if limit < 0:  # the first directory may have had more than was asked for
+            return 0
         text, values = values_list([(directory,) for directory in batch])
         if self.at is None:
             rows = self.tx.all(queries.COUNTS.format(text), (self.fs, limit + 1, *values))
