@@ -138,4 +138,5 @@ def test_a_checkpoint_is_the_moment_it_was_asked_for(tmp_path: Path, seed: int) 
 def test_a_checkpoint_is_the_moment_it_was_asked_for_for_long(tmp_path: Path, seed: int) -> None:
     world = run(tmp_path, seed, 900)
     assert len(world.made) > 10
-    assert world.remote.calls.count("checkpoint") < len(world.made), "none was made by a commit"
+    # Not how often it was asked for by itself: replies are lost, and it is asked for again.
+    assert len(world.remote.made) < len(world.made), "none was made by a commit"
