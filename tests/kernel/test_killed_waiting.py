@@ -6,13 +6,18 @@ somebody ends the connection.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.sandbox import Sandbox, sandbox
+from support.server import Server
 from support.tinyplace import Tiny
 from support.wait import wait_for
 
@@ -114,3 +119,90 @@ def test_an_unmount_helps(stuck: Stuck) -> None:
         unmount.unmount(stuck.tiny.place, stuck.tiny.directory, 5, print, Host())
     assert not stuck.tiny.listed()
     wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+
+
+def in_the_kernel(pid: int) -> bool:
+    """Whether a thread of `pid` waits where nothing interrupts it."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "stat").read_text().rpartition(")")[2].split()[0] == "D":
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def silent(server: Server) -> Iterator[None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def killed_and_back(box: Sandbox, server: Server, reader: subprocess.Popen[bytes]) -> None:
+    """The daemon is in the wait: killed, it goes, its reader goes, and the place is mounted again."""
+    killed = box.daemon
+    try:
+        wait_for(lambda: in_the_kernel(killed), 30, "the daemon to wait in the kernel")
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: not os.path.exists(f"/proc/{killed}/task"), 20, "the daemon to end")
+        wait_for(lambda: reader.poll() is not None, 20, "the reader to end")
+    finally:
+        if remains.cannot_end(killed):
+            remains.end_connections(box.mountpoint, f"fsd:{box.fs.id}:{box.record.stem}")
+    os.kill(server.pid, signal.SIGCONT)
+    box.wait_remounted(killed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_names_are_forgotten_in_a_directory_somebody_looks_into(server: Server, tmp_path: Path) -> None:
+    """The server stops answering: a lookup waits, and the kernel is told to forget its neighbours."""
+    with sandbox(tmp_path, server.create(), supervised=True) as box:
+        directory = box.mountpoint / "d"
+        directory.mkdir()
+        for number in range(10_010):  # more than are loaded at once, so that a name is asked for
+            (directory / f"f{number}").touch()
+        box.unmount()
+        box.mount()
+        assert not any((directory / f"missing{number}").exists() for number in range(100))
+        with silent(server):
+            reader = subprocess.Popen(["stat", str(directory / "another")], stderr=subprocess.DEVNULL)
+            killed_and_back(box, server, reader)
+        assert len(os.listdir(directory)) == 10_010
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_pages_are_dropped_of_a_file_somebody_reads(server: Server, tmp_path: Path) -> None:
+    """The same with the lock of a page: a reader waits for one while a direct write drops all."""
+    fs = server.create()
+    content = os.urandom(4 << 20)
+    with sandbox(tmp_path / "one", fs) as box:
+        (box.mountpoint / "f").write_bytes(content)
+        box.unmount()
+    with sandbox(tmp_path / "two", fs, supervised=True) as box:
+        path = box.mountpoint / "f"
+        file = os.open(path, os.O_RDWR | os.O_DIRECT)
+        try:
+            with silent(server):
+                reader = subprocess.Popen(
+                    ["dd", f"if={path}", "of=/dev/null", "bs=4096", "skip=768", "count=1"],
+                    stderr=subprocess.DEVNULL,
+                )
+                wait_for(lambda: in_the_kernel(reader.pid), 20, "the reader to wait")
+                block = mmap.mmap(-1, 4096)
+                block.write(b"n" * 4096)
+
+                def write() -> None:
+                    with contextlib.suppress(OSError):  # its daemon is killed
+                        os.pwrite(file, block, 0)
+
+                writer = threading.Thread(target=write, daemon=True)
+                writer.start()
+                killed_and_back(box, server, reader)
+                writer.join(20)
+                assert not writer.is_alive()
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        assert path.read_bytes()[4096:] == content[4096:]
