@@ -24,6 +24,14 @@ from fsd.vfs.types import Park, Want
 WAITING_MAX: Final = 4  # of the 12 requests that are the kernel's default
 
 
+class Both(Park):
+    """Of a write that is done: wait for its commit, then for `after`. Its result is the commit's."""
+
+    def __init__(self, commit: Want, after: Want) -> None:
+        super().__init__(commit, again=False)
+        self.after = after
+
+
 class DirectWrites:
     """`drop` has the kernel drop a file's pages and calls back, from another thread."""
 

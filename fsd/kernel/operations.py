@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
-from fsd.kernel.direct import DirectWrites
+from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
@@ -127,6 +127,9 @@ class FsdOperations(pyfuse3.Operations):
                     inherited=inherited,
                     undone=park.again,
                 )
+                if isinstance(park, Both):
+                    park.after.result = park.want.result
+                    raise Park(park.after, again=False)
                 if not park.again:
                     return park.want.result  # type: ignore[return-value]
                 return body(self, *args)
@@ -256,7 +259,12 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def write(self, fh: int, offset: int, data: bytes) -> int:
-        done = self._volume.write(fh, offset, data)
+        try:
+            done = self._volume.write(fh, offset, data)
+        except Park as park:
+            if self.direct.writers and not park.again:  # it was done, and is being committed
+                self._written_too(fh, park)
+            raise
         if self.direct.writers:
             self._written(fh, done)
         return done
@@ -265,6 +273,13 @@ class FsdOperations(pyfuse3.Operations):
         handle = self._volume.handle(fh)
         if not handle.flags & os.O_DIRECT:
             self.direct.through_pages(handle.node.ino)
+
+    def _written_too(self, fh: int, park: Park) -> None:
+        """Raises a park for both where the kernel has pages to drop."""
+        try:
+            self._written(fh, 0)
+        except Park as drop:
+            raise Both(park.want, drop.want) from None
 
     def _written(self, fh: int, done: int) -> None:
         if fh in self.direct.writers:

@@ -29,9 +29,9 @@ def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
         yield made
 
 
-def play(path: Path, seconds: float, pieces: int, size: int) -> tuple[int, int]:
+def play(path: Path, seconds: float, pieces: int, size: int, *more: str) -> tuple[int, int]:
     done = subprocess.run(
-        [sys.executable, os.fspath(PROGRAM), os.fspath(path), str(seconds), str(pieces), str(size)],
+        [sys.executable, os.fspath(PROGRAM), os.fspath(path), str(seconds), str(pieces), str(size), *more],
         capture_output=True, text=True, timeout=seconds + 60, check=True,
     )  # fmt: skip
     rounds, old = map(int, done.stdout.split())
@@ -44,6 +44,13 @@ def test_readers_through_pages_see_asynchronous_writes(box: Sandbox, seconds: fl
         rounds, old = play(box.mountpoint / "f", seconds, pieces, size)
         assert rounds > 3
         assert old == 0, f"{old} of {rounds} rounds read old bytes ({pieces} writes of {size})"
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(20.0, marks=pytest.mark.long)])
+def test_so_they_do_where_each_write_is_synced(box: Sandbox, seconds: float) -> None:
+    rounds, old = play(box.mountpoint / "f", seconds, 4, 4096, "sync")
+    assert rounds > 3
+    assert old == 0, f"{old} of {rounds} rounds read old bytes"
 
 
 def test_more_writes_at_once_than_the_kernel_has_requests_hang_nobody(box: Sandbox) -> None:

@@ -1,7 +1,8 @@
 """Run as a program: asynchronous writes with O_DIRECT (io_submit) to a file that threads read through pages.
 
-`directwrites.py FILE SECONDS PIECES SIZE`: again and again PIECES writes of SIZE bytes each at once; when all
-are done the file is read and must hold what was written. Prints rounds and how many of them read old bytes.
+`directwrites.py FILE SECONDS PIECES SIZE [sync]`: again and again PIECES writes of SIZE bytes each at once
+(with `sync` each is committed); when all are done the file is read and must hold what was written. Prints
+rounds and how many of them read old bytes.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ def _call(number: int, *args: object) -> int:
     return done
 
 
-def main(path: str, seconds: float, pieces: int, size: int) -> tuple[int, int]:
+def main(path: str, seconds: float, pieces: int, size: int, sync: bool) -> tuple[int, int]:
     """(rounds, rounds after which old bytes were read)."""
-    writing = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT | (os.O_DSYNC if sync else 0)
+    writing = os.open(path, flags, 0o644)
     os.truncate(path, pieces * size)
     reading = os.open(path, os.O_RDONLY)
     memory = mmap.mmap(-1, pieces * size)
@@ -98,4 +100,4 @@ def main(path: str, seconds: float, pieces: int, size: int) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    print(*main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    print(*main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), len(sys.argv) > 5))
