@@ -69,6 +69,11 @@ class Database(Protocol):
         """
         ...
 
+    def check_room(self) -> None:
+        """Before an object is written that a transaction is to name: raises `NoSpace` where that would be
+        refused since only what makes room is taken, as the objects may lie on the same disk."""
+        ...
+
     def read(self, fn: Callable[[Tx], T]) -> T:
         """Run `fn` on one consistent snapshot that has everything committed before; it must not write."""
         ...

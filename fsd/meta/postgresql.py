@@ -170,6 +170,9 @@ class PostgresDatabase:
     def write(self, fn: Callable[[Tx], T], *, frees: bool = False) -> T:
         return self._group.submit(fn)
 
+    def check_room(self) -> None:
+        """Nothing is kept back on its disk."""
+
     def read(self, fn: Callable[[Tx], T]) -> T:
         if self._readers.closed:
             raise Unavailable("the database is closed", hint="the server is stopping; try again")

@@ -109,6 +109,9 @@ class SqliteDatabase:
             self._reserve.give_up()
         return self._group.submit(fn)
 
+    def check_room(self) -> None:
+        self._reserve.check()
+
     def read(self, fn: Callable[[Tx], T]) -> T:
         try:
             conn = self._readers.get(timeout=DB_WAIT)

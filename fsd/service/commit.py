@@ -329,7 +329,8 @@ class Commits:
             moved = self._write(tx, fs, state, Rules(view, me=0, mount="server"), 0) is not None
             return state.seq + 1 if moved else state.seq, result, moved
 
-        seq, result, moved = self.when_copied(fs, lambda: self._db.write(run))
+        with self._packs.landing(fs.name, prepared):
+            seq, result, moved = self.when_copied(fs, lambda: self._db.write(run))
         if moved:
             self._feed.wake(fs.id, seq)
         return seq, result

@@ -22,7 +22,7 @@ from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
-from fsd.model.errors import DamagedBody, IntegrityError, NotFound, TooLarge, Unavailable
+from fsd.model.errors import DamagedBody, IntegrityError, NoSpace, NotFound, TooLarge, Unavailable
 from fsd.model.limits import KIB, PACK_INLINE_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX, UPLOAD_MAX
 from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
@@ -116,6 +116,7 @@ class Packs:
         pieces, made = _frame(fs_name, number, blobs)
         if sum(len(blob.stored) for blob in blobs) <= PACK_INLINE_MAX:
             return made._replace(data=b"".join(pieces))
+        self._db.check_room()
         self._store.put(object_key(fs_name, number), pieces)
         return made._replace(began=began)
 
@@ -187,10 +188,11 @@ class Packs:
     @contextlib.contextmanager
     def landing(self, fs_name: str, prepared: Prepared | None) -> Iterator[None]:
         """Around the transaction that inserts `prepared`: where it finds that the filesystem was deleted, the
-        object goes too, since `FileSystems.collect` may have looked for objects already."""
+        object goes too, since `FileSystems.collect` may have looked for objects already; and where the disk
+        is full, since each further try would leave one more there."""
         try:
             yield
-        except NotFound:
+        except (NotFound, NoSpace):
             if prepared is not None and prepared.made is not None and prepared.made.data is None:
                 self.discard(fs_name, prepared.made.number)
             raise

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import chunks, in_list
-from fsd.model.errors import IntegrityError, NotFound
+from fsd.model.errors import IntegrityError, NoSpace, NotFound
 from fsd.model.limits import REPACK_BYTES, REPACK_INLINE, REPACK_WORTH, SWEEP_PACKS, UPLOAD_BLOBS_MAX
 from fsd.service.access import FsRef
 from fsd.service.packs import Location, Made, Packs, check_in_time
@@ -149,7 +149,7 @@ def repack(db: Database, packs: Packs, host: Host, owner: FsRef, batch: Sequence
     filesystems = {fs for pack in taken for fs in whose[pack]} | {owner.id}
     try:
         went = db.write(lambda tx: _move(tx, owner, taken, made, filesystems, host.wall_ns()))
-    except NotFound:
+    except (NotFound, NoSpace):
         if made.data is None:
             packs.discard(owner.name, made.number)
         raise

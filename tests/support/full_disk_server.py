@@ -33,6 +33,11 @@ def refused(got: Reply) -> None:
     assert error["retryable"] and error["hint"] and "full" in error["message"]
 
 
+def stored(server: Server) -> list[Path]:
+    """The objects."""
+    return sorted(one for one in (server.data_dir / "blobs").rglob("*") if one.is_file())
+
+
 def opened(fs: TestFs, state: Path) -> tuple[Volume, Driver]:
     """What a mount is beneath the kernel, and what runs it."""
     options = VolumeOptions(state, "m", "host", "/m", fs.id)
@@ -93,6 +98,10 @@ def scene(server: Server, filler: Path) -> None:
         assert got.status == 200, got.body
     refused(fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]}))
     refused(fs.ask("POST", "/actions", {"action": "mkdir", "path": "/new"}))
+    before = stored(server)
+    for size in (4 << 20, 1 << 20, 200_000):  # as mounts that try again do: none of it stays on the disk
+        refused(fs.ask("PUT", "/files/big", os.urandom(size)))
+    assert stored(server) == before
     assert other.ask("POST", "/actions", {"action": "remove", "path": "/gone"}).status == 200
     assert other.ask("DELETE", f"/checkpoints/{checkpoint}").status == 200
     mounted = driver.call(lambda: volume.lookup(ROOT_INO, b"mounted"))
