@@ -66,10 +66,26 @@ def _socket(record: Record, host: Host) -> Path:
             connect(path).close()
             return path
         except NoDaemon:
-            coming = directory.read(record.mount_id).state in (runtime.STARTING, runtime.RESTARTING)
-            if not (coming and directory.alive(record.mount_id)) or host.monotonic() > deadline:
+            now = directory.read(record.mount_id)
+            alive = directory.alive(record.mount_id)
+            if not alive and not mountpoint.still_listed(Path(record.mountpoint), record.source):
+                raise _gone(now) from None
+            coming = now.state in (runtime.STARTING, runtime.RESTARTING)
+            if not (coming and alive) or host.monotonic() > deadline:
                 raise
             _pace.wait(0.05)
+
+
+def _gone(record: Record) -> NotFound:
+    """The last mount at a place has ended and is detached."""
+    hint = "`fsd mounts` lists what is mounted here"
+    left = record.ended.get("pending", EMPTY) if record.state == runtime.ENDED else None
+    if left is None or left["operations"] or left["files"]:
+        hint = (
+            f"what it had not sent stays in {record.state_dir} until `fsd mount` there, or `fsd recover`, "
+            "sends it"
+        )
+    return NotFound(f"nothing is mounted at {record.mountpoint} any more", hint=hint)
 
 
 def status(place: Path, directory: RuntimeDir) -> dict[str, Any]:

@@ -84,6 +84,11 @@ def test_status_drain_and_wait_give_what_scripts_read(sandbox: Sandbox) -> None:
     assert sandbox.fsd("mount", where, "--state-dir", os.fspath(sandbox.state), check=False).returncode == 7
     assert sandbox.json("fs", "unmount-file-system", "--mount-path", where)["status"] == "unmounted"
     assert sandbox.json("wait-exit", where)["status"] == "ended"
+    for verb in (("status",), ("drain",), ("wait", "--seq", "1")):  # as where there never was one
+        over = sandbox.fsd(*verb, where, check=False)
+        assert over.returncode == 5
+        assert f"nothing is mounted at {where} any more" in over.stderr
+        assert "recover" not in over.stderr
 
 
 def test_the_long_spelling_of_mount_prints_tis_fields(sandbox: Sandbox) -> None:
@@ -240,6 +245,9 @@ def test_recover_sends_what_a_lost_daemon_left(server: Server, tmp_path: Path) -
         box.kill()
         box.detach()
         assert box.fsd("wait-exit", where, check=False).returncode == 6
+        over = box.fsd("status", where, check=False)
+        assert over.returncode == 5
+        assert f"stays in {state}" in over.stderr and "fsd recover" in over.stderr
         server.restart()
         told = box.json("recover", where, "--state-dir", state)
         assert told["status"] == "recovered"
