@@ -106,10 +106,13 @@ class Entries:
         entry.st_nlink = inode.nlink
         entry.st_uid = inode.uid
         entry.st_gid = inode.gid
-        holes = inode.rdev if stat.S_ISREG(inode.mode) else 0
-        entry.st_rdev = inode.rdev - holes
+        regular = stat.S_ISREG(inode.mode)
+        entry.st_rdev = 0 if regular else inode.rdev
         entry.st_size = inode.size
         entry.st_blksize = BLKSIZE
+        holes = inode.rdev if regular else 0
+        if not 0 <= holes <= inode.size:
+            holes = 0  # older data may have the number of a device there
         entry.st_blocks = (inode.size - holes + 511) // 512
         entry.st_atime_ns = inode.atime
         entry.st_mtime_ns = inode.mtime

@@ -114,6 +114,18 @@ class TestFeed:
         assert core.take_absent() == []
 
 
+class TestEntries:
+    @pytest.mark.parametrize(("rdev", "blocks"), [(0, 20), (4096, 12), (10_240, 0), (0x80001, 20), (-1, 20)])
+    def test_what_is_no_number_of_holes_counts_none(self, rdev: int, blocks: int) -> None:
+        """The first versions kept a device's number of any inode."""
+        numbers = dict.fromkeys(("uid", "gid", "atime", "mtime", "ctime", "stamp", "lookups"), 0)
+        inode = SimpleNamespace(
+            ino=7, kernel=None, mode=0o100644, nlink=1, size=10_240, rdev=rdev, **numbers
+        )  # fmt: skip
+        entry = entries.Entries(1).of(cast(Any, inode))
+        assert (entry.st_blocks, entry.st_rdev) == (blocks, 0)
+
+
 class TestMachine:
     def test_a_waiter_ends_at_its_deadline(self) -> None:
         clock = Clock()
