@@ -94,7 +94,7 @@ class ListingCalls(Calls):
         """Another mount changed what the listing's name at `at` means: that is asked for, with those behind
         it. Given out as it was, the kernel would keep it for a minute."""
         directory, stale = handle.node, handle.node.names_stale
-        if directory.complete and len(stale) > STALE_ASKED and directory.ino not in self.loader.endless:
+        if len(stale) > STALE_ASKED and directory.ino not in self.loader.endless:
             return self.loader.directory(directory)
         names = (name for name, _ in handle.listing[at : at + limit] if name in stale)
         wants = [self.loader.name(directory, name) for name in names]

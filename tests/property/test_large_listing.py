@@ -150,6 +150,33 @@ def test_a_name_that_another_mount_took_away_while_it_is_listed(
     looker.volume.close()
 
 
+@pytest.mark.parametrize("count", [38, COUNT])
+def test_everything_is_forgotten_while_a_directory_is_listed(
+    client: Client, small: None, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A feed that begins anew: names are asked for again, many at once."""
+    monkeypatch.setattr(listing, "STALE_ASKED", 10)
+    top = client.call(lambda v: v.mkdir(ROOT_INO, b"large", 0o755, 0, 0)).ino
+    for number in range(count):
+        client.call(lambda v, n=number: v.mknod(top, b"n%04d" % n, stat.S_IFREG | 0o644, 0, 0, 0))
+    client.until(client.volume.barrier())
+    looker = other(client)
+    looker.call(lambda v: v.lookup(ROOT_INO, b"large"))
+    if count > 40:
+        names_of(looker, top)
+    reader = Reader(looker, top)
+    reader.step()
+    client.call(lambda v: v.unlink(top, b"n0020"))
+    client.until(client.volume.barrier())
+    looker.volume.core.invalidations += looker.volume.feed.forget_everything(looker.volume.core.seq)
+    asked = looker.remote.calls.count("ask")
+    while not reader.ended:
+        reader.step()
+    assert set(reader.found) == {b"n%04d" % n for n in range(count)} - {b"n0020"}
+    assert 0 < looker.remote.calls.count("ask") - asked < count // 3 + 5
+    looker.volume.close()
+
+
 def test_an_answer_that_nobody_took_says_nothing_later(there: tuple[Client, int, set[bytes]]) -> None:
     """A removal of the directory that was interrupted leaves its answer behind."""
     client, ino, names = there
