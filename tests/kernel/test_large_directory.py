@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_a_directory_of_very_many_names(tmp_path: Path) -> None:
                 names = [entry.name for entry in listing]
             assert len(names) == len(set(names)) == COUNT
             assert set(names) == {f"n{number:07d}" for number in range(COUNT) if number != 7} | {"new"}
+            # Two at once, the second a little behind: what one has passed the other still has before it.
+            with os.scandir(large) as first, os.scandir(large) as second:
+                ahead = [entry.name for entry in itertools.islice(first, 11_000)]
+                pairs = list(itertools.zip_longest(first, second))
+            assert len(ahead) + sum(one is not None for one, _ in pairs) == COUNT
+            assert {entry.name for _, entry in pairs if entry is not None} == set(names)
             assert memory(box) - before < 350, "a listing took memory for all names at once"
             with pytest.raises(OSError, match="not empty") as caught:
                 os.rmdir(large)
