@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ except ImportError as exc:
 from fsd.blobs.store import Listed, check_key
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
+from fsd.model.limits import FAILED_PUTS_MAX
 
 _MISSING: Final = ("NoSuchKey", "404", "NotFound")
 _FULL: Final = ("InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "507")
@@ -47,6 +49,7 @@ class S3Store:
         self._host = host
         self._bucket = options.bucket
         self._prefix = options.prefix
+        self._left_behind = 0
         self._client: Any = boto3.session.Session(
             aws_access_key_id=options.access_key,
             aws_secret_access_key=options.secret_key,
@@ -83,6 +86,7 @@ class S3Store:
                 ContentMD5=base64.b64encode(digest).decode(),
             )
         except (ClientError, BotoCoreError) as exc:
+            self._collect(len(body))
             raise self._failed(exc, key) from exc
         self._host.crash_point("pack.durable")
 
@@ -146,6 +150,15 @@ class S3Store:
 
     def _key(self, key: str) -> str:
         return self._prefix + check_key(key)
+
+    def _collect(self, size: int) -> None:
+        """After a put that failed. botocore and urllib3 keep an error in circles with the frames it came
+        through, and in these the object: while the bucket is away each try would leave its megabytes until
+        the collector comes, which is seldom in a server. Any thread; a race calls it once more."""
+        self._left_behind += size
+        if self._left_behind >= FAILED_PUTS_MAX:
+            self._left_behind = 0
+            gc.collect()
 
     def _failed(self, exc: Exception, key: str) -> FsdError:
         """The error of the one tree; `key` '' where the bucket itself was asked for."""

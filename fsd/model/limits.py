@@ -103,6 +103,7 @@ TOKENS_RECALLED_MAX: Final = 1024
 
 # HTTP.
 JSON_BODY_MAX: Final = 8 * MIB
+FAILED_PUTS_MAX: Final = 64 * MIB  # of objects a bucket did not take, until their memory is collected
 HEAD_MAX: Final = 64 * KIB  # of a request: its line and headers
 HEAD_TIMEOUT: Final = 20.0  # for all of a head
 BODY_IDLE: Final = 60.0  # without a byte of a body, or of an answer taken, before a request is given up

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest
 from support.proxy import (
     CUT_REQUEST,
     DOUBLE_REQUEST,
@@ -20,6 +22,7 @@ from support.proxy import (
 )
 from support.seaweed import SeaweedServer
 
+from fsd.blobs import s3
 from fsd.blobs.s3 import S3Options, S3Store
 from fsd.host.seam import Host
 from fsd.model.errors import Unavailable
@@ -87,3 +90,23 @@ def test_a_store_that_is_gone_is_told_in_time(store: S3Store, proxy: FaultProxy)
     finally:
         proxy.accept()
     assert store.head("packs/a") is None
+
+
+@pytest.mark.long
+def test_puts_that_fail_leave_no_objects_in_memory(
+    seaweed_server: SeaweedServer, seaweed_bucket: S3Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore's circles of errors hold what was to be put; the collector comes seldom to a server."""
+    monkeypatch.setattr(s3, "FAILED_PUTS_MAX", 1)
+    with FaultProxy(seaweed_server.endpoint) as gone:
+        store = S3Store(replace(seaweed_bucket, endpoint=gone.url), Host())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            with pytest.raises(Unavailable):
+                store.put("packs/a", [secrets.token_bytes(70_000)])
+        kept = [one for one in gc.get_objects() if isinstance(one, AWSPreparedRequest)]
+        assert len(kept) <= 1  # the last one's
+    finally:
+        gc.enable()
