@@ -23,6 +23,19 @@ FILE: Final = "reserve"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
+def give_up_to_open(directory: Path) -> bool:
+    """Before there is a `Reserve`: opening the database found the disk full. Whether there was something to
+    give up."""
+    try:
+        size = os.stat(directory / FILE).st_size
+    except FileNotFoundError:
+        return False
+    if size:
+        log.warning("the disk is full: %s is given up to open the database", directory / FILE)
+        os.truncate(directory / FILE, 0)
+    return size > 0
+
+
 class Reserve:
     """DISK_RESERVE bytes in `directory`. `held`: they are there. An empty file says that they were given up,
     also to the next start; where they never fitted there is no file, and writes go on without them."""

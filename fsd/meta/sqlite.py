@@ -19,7 +19,7 @@ from fsd.host.files import fsync_dir, lock_directory, make_dirs_durable
 from fsd.host.seam import Host
 from fsd.meta.database import Room, Tx
 from fsd.meta.group import Ended, Gathering, GroupCommit, Request, settle
-from fsd.meta.reserve import Reserve
+from fsd.meta.reserve import Reserve, give_up_to_open
 from fsd.meta.schema import STATISTICS, migrate
 from fsd.model.errors import Conflict, FsdError, IntegrityError, InternalError, NoSpace, Unavailable
 from fsd.model.limits import DB_READERS_MAX, DB_WAIT, MIB
@@ -353,6 +353,27 @@ def open_sqlite(directory: Path, host: Host) -> SqliteDatabase:
             f"the data directory {directory} cannot be used: {exc.strerror}",
             hint="check path and permissions",
         ) from exc
+    try:
+        try:
+            conn = _prepared(directory)
+        except NoSpace:
+            # To be read, too, a database needs some room beside it.
+            if not give_up_to_open(directory):
+                raise
+            conn = _prepared(directory)
+        try:
+            fsync_dir(directory)
+            return SqliteDatabase(directory, host, lock, conn)
+        except BaseException:
+            conn.close()
+            raise
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _prepared(directory: Path) -> sqlite3.Connection:
+    """The writing connection, of a database that is as this version wants it."""
     conn = None
     try:
         os.close(os.open(directory / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -360,12 +381,10 @@ def open_sqlite(directory: Path, host: Host) -> SqliteDatabase:
         _migrate(conn, directory)
         _write_statistics(conn)
         _fill_wal(conn, directory)
-        fsync_dir(directory)
-        return SqliteDatabase(directory, host, lock, conn)
+        return conn
     except BaseException as exc:
         if conn is not None:
             conn.close()
-        os.close(lock)
         if isinstance(exc, sqlite3.Error):
             raise translate(exc, directory) from exc
         raise

@@ -39,7 +39,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_done(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["full", "starved", "alone", "again", "reopened"]
+    assert done.stdout.split() == ["opened", "full", "starved", "alone", "again", "reopened"]
 
 
 def test_a_second_server_on_a_data_directory_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fsd.host.seam import Host
+from fsd.meta.database import open_database
 from fsd.model.errors import NoSpace
 from fsd.wire.frame import make_blob
 from support.packstore import FS_NAME, PackStore, check, noise, open_packs, upload
@@ -47,6 +48,16 @@ def main() -> None:
     at = open_packs(data, Host())
     for number in range(4):
         at.packs.store(at.fs, FS_NAME, upload(number))
+    at.close()
+    fill(filler)
+    db = open_database(data, Host())  # with what was kept back: there is no room even for what reading takes
+    assert db.read(lambda tx: tx.one("SELECT count(*) FROM fs")) == (1,)
+    db.write(lambda tx: tx.execute("DELETE FROM counter WHERE name='none'"), frees=True)
+    db.close()
+    filler.unlink()
+    at = open_packs(data, Host())
+    print("opened")
+
     fill(filler)
     expect_no_space(at, 4, 1 << 20, "object")
     assert not list((data / ".unfinished").iterdir()), "a failed upload left its file"
