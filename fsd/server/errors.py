@@ -8,7 +8,7 @@ import logging
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from fsd.model.errors import FsdError, InternalError, NotFound, UsageError
+from fsd.model.errors import FsdError, InternalError, NoSpace, NotFound, UsageError
 from fsd.model.token import redact
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,9 @@ def translate(exc: Exception, request_id: str) -> FsdError:
     """The fsd error that stands for `exc`; a defect is logged here with its traceback."""
     if isinstance(exc, FsdError):
         if exc.status >= 500:
-            log.warning("%s: %s: %s", request_id, exc.code, redact(exc.message), exc_info=exc.__cause__)
+            # A full disk is no defect, and mounts try again all the time: one line each, no traceback.
+            cause = None if isinstance(exc, NoSpace) else exc.__cause__
+            log.warning("%s: %s: %s", request_id, exc.code, redact(exc.message), exc_info=cause)
         return exc
     if isinstance(exc, HTTPException):
         if exc.status_code == 405:

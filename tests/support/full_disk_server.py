@@ -145,6 +145,8 @@ def scene(server: Server, filler: Path) -> None:
     server.restart()
     assert fs.ask("GET", "/journals/j/verify").json["entries"] == count + 1
     assert fs.ask("GET", "/files/big").body == kept
+    said = server.log.read_text()
+    assert "no_space" in said and "Traceback" not in said, said
     print("again")
 
 
