@@ -165,9 +165,9 @@ class JuiceFs(Peer):
         return self.mounted
 
     def stop(self) -> None:
-        subprocess.run(
-            [self.binary, "umount", "--force", self.root], check=False, timeout=60, capture_output=True
-        )
+        if self.binary.exists():  # else nothing was mounted: it could not be installed
+            argv = [self.binary, "umount", "--force", self.root]
+            subprocess.run(argv, check=False, timeout=60, capture_output=True)
         super().stop()
         try:
             proc.await_end(self.mounted, 10)
