@@ -22,6 +22,7 @@ from support.wait import wait_for
 from fsd.host.seam import Host
 from fsd.meta.database import Tx, open_database
 from fsd.model.errors import Busy, IntegrityError, NoSpace, Unavailable
+from fsd.model.limits import MIB
 
 
 def put(tx: Tx, name: str) -> int:
@@ -286,6 +287,8 @@ def test_nothing_is_brought_into_the_database_without_syncing(
         assert (0, 0) in seen, "the WAL was not filled"
         assert all(every == 0 for synced, every in seen if not synced), seen
         assert seen[-1] == (2, 1500)
+        assert 8 * MIB <= (tmp_path / "fsd.db-wal").stat().st_size < 9 * MIB
+        assert (tmp_path / "fsd.db").stat().st_size < MIB
     finally:
         db.close()
 
