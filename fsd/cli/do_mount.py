@@ -33,6 +33,14 @@ def place(args: SimpleNamespace) -> Path:
     return Path(args.mount_path)
 
 
+def _name(where: Path) -> str:
+    """A mount point in an answer: absolute, as `mount` and `status` give it. Before what may change the
+    working directory."""
+    from fsd.kernel.mountpoint import resolve
+
+    return os.fspath(resolve(where))
+
+
 def _within(context: Context, args: SimpleNamespace) -> float | None:
     """Seconds to wait; None: for ever. A server that is away must not hold a script for ever by default."""
     if args.timeout is None:
@@ -179,7 +187,7 @@ def drain(context: Context, args: SimpleNamespace) -> Document:
 
     where, directory = place(args), local.runtime(context)
     within = _within(context, args)
-    return _told(lambda: ways.drain(where, directory, within, _say(context)), args.mount_path)
+    return _told(lambda: ways.drain(where, directory, within, _say(context)), _name(where))
 
 
 def unmount(context: Context, args: SimpleNamespace) -> Document:
@@ -191,7 +199,7 @@ def unmount(context: Context, args: SimpleNamespace) -> Document:
     if args.ignore_absent and mounted_at(resolve(where)) is None:
         return _absent(context, args, within)
     return _told(
-        lambda: ways.unmount(where, directory, within, say, context.host, lazy=args.lazy), args.mount_path
+        lambda: ways.unmount(where, directory, within, say, context.host, lazy=args.lazy), _name(where)
     )
 
 
@@ -201,7 +209,7 @@ def _absent(context: Context, args: SimpleNamespace, within: float | None) -> Do
     from fsd.kernel import unmount as ways
 
     where, directory = place(args), local.runtime(context)
-    absent = {"status": "absent", "mount_path": args.mount_path}
+    absent = {"status": "absent", "mount_path": _name(where)}
     try:
         record = directory.find(where)
     except NotFound:
@@ -209,7 +217,7 @@ def _absent(context: Context, args: SimpleNamespace, within: float | None) -> Do
     if not directory.alive(record.mount_id):
         return Document(absent)
     document = _told(
-        lambda: ways.wait_exit(where, directory, within, _say(context), context.host), args.mount_path
+        lambda: ways.wait_exit(where, directory, within, _say(context), context.host), absent["mount_path"]
     )
     return document if document.error else Document(absent)
 
@@ -228,8 +236,9 @@ def wait(context: Context, args: SimpleNamespace) -> Document:
         if not page["entries"]:
             raise NotFound(f"the journal {name} has no entry {number}")
         seq = int(page["entries"][0]["fs_seq"])
-    answer = ways.wait(place(args), local.runtime(context), seq, _within(context, args), _say(context))
-    return Document({"status": "ok", **answer, "mount_path": args.mount_path})
+    where = place(args)
+    answer = ways.wait(where, local.runtime(context), seq, _within(context, args), _say(context))
+    return Document({"status": "ok", **answer, "mount_path": _name(where)})
 
 
 def wait_exit(context: Context, args: SimpleNamespace) -> Document:
@@ -238,7 +247,7 @@ def wait_exit(context: Context, args: SimpleNamespace) -> Document:
     where, directory = place(args), local.runtime(context)
     return _told(
         lambda: ways.wait_exit(where, directory, _within(context, args), _say(context), context.host),
-        args.mount_path,
+        _name(where),
     )
 
 

@@ -80,7 +80,7 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
     identity, wanted = context.data(), volume_options(context, args)
     if not wanted.state_dir.is_dir():
         raise NotFound(
-            f"nothing was left at {args.mount_path}: there is no {wanted.state_dir}",
+            f"nothing was left at {wanted.path}: there is no {wanted.state_dir}",
             hint="give the --state-dir and --remote-path of the mount; `fsd doctor` lists left-overs",
         )
     options = RemoteOptions(identity.endpoint, parse(identity.secret), insecure=context.claim.insecure)
@@ -117,7 +117,7 @@ def not_sent(
     lost, other = isinstance(error, LeaseLost), isinstance(error, HistoryChanged)
     value: dict[str, Any] = {
         "status": "lease_lost" if lost else "not_sent",
-        "mount_path": args.mount_path,
+        "mount_path": wanted.path,
         "state_dir": str(wanted.state_dir),
         "reason": error.message,
     }
@@ -225,7 +225,7 @@ def answer(
     refused = [one.to_json() for one in decide.kept(wanted.state_dir)]
     value: dict[str, Any] = {
         "status": "nothing_left" if report is None else "recovered",
-        "mount_path": args.mount_path,
+        "mount_path": wanted.path,
         "state_dir": str(wanted.state_dir),
         "sent": {
             "operations": report.operations if report else 0,

@@ -68,6 +68,8 @@ def test_status_drain_and_wait_give_what_scripts_read(sandbox: Sandbox) -> None:
     assert set(status["pending"]) == {"operations", "files", "bytes"}
     assert set(status["cache"]) >= {"bytes", "hits", "misses"}
     assert set(status["server"]) >= {"reachable", "rtt_ms"}
+    # Whoever reads the answer may be elsewhere.
+    assert sandbox.json("drain", os.path.relpath(where))["mount_path"] == where
     drained = sandbox.drain()
     assert set(drained) >= {"status", "flushed", "pending", "first_failed_path", "reason", "duration_ms"}
     assert drained["status"] == "drained"
