@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from fsd.host.seam import Host
@@ -399,7 +399,7 @@ class HttpRemote:
             patience.answered(seconds)
         took = seconds * 1e3 if timed else self._health.rtt_ms
         if answer.status not in (200, 201):
-            self._refuse(answer, took)
+            raise self._refusal(answer, took)
         self._health = Health(reachable=True, rtt_ms=took)
         return answer.body
 
@@ -410,7 +410,9 @@ class HttpRemote:
             connection.close()
             raise Unavailable("the answer belongs to another request (a reply came twice)")
 
-    def _refuse(self, answer: Answer, took: float | None) -> NoReturn:
+    def _refusal(self, answer: Answer, took: float | None) -> FsdError:
+        """What the server said. Raised by the caller: a frame that an error comes through and that has a name
+        for it is a circle, which keeps what was sent until the collector comes, which is seldom."""
         try:
             body = json.loads(answer.body)
         except ValueError:
@@ -422,7 +424,7 @@ class HttpRemote:
         error.args = (error.message,)
         error.request_id = error.request_id or answer.headers.get("x-request-id")
         self._health = Health(reachable=not isinstance(error, Unavailable), rtt_ms=took)
-        raise error
+        return error
 
     def _connection(self) -> Connection:
         connection: Connection | None = getattr(self._local, "connection", None)

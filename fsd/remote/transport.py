@@ -184,7 +184,10 @@ class Connection:
         self._resolver.doubt()
         if failed is None:
             raise Unavailable(f"{self._endpoint.host} has no address")
-        raise unavailable(self._endpoint.shown, failed) from failed
+        try:
+            raise unavailable(self._endpoint.shown, failed) from failed
+        finally:
+            del failed  # it came through this frame: a circle, as in `HttpRemote._refusal`
 
     def _connect_to(self, address: Address, clock: _Clock) -> socket.socket:
         sock = socket.socket(address.family, socket.SOCK_STREAM)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,7 +30,7 @@ from fsd.model.limits import BLOBS_GET_MAX, NS_BATCH_MAX, UPLOAD_MAX
 from fsd.model.token import make
 from fsd.remote.api import SessionInfo
 from fsd.remote.hot import HttpRemote, RemoteOptions
-from fsd.wire.frame import make_blob, pack, unpack
+from fsd.wire.frame import Blob, make_blob, pack, unpack
 from fsd.wire.messages import ATTRS, LOOKUP, CommitAnswer, Mark, make_commit, packb, read_commit, unpackb
 
 ANSWER = CommitAnswer(7, b"t" * 16, 3, (), (), 0)
@@ -470,3 +472,31 @@ def test_an_older_server_starts_a_session_without_the_mark_it_does_not_know(lost
     assert [known for known, _ in keys] == [True, False] + [False] * lost
     # The second asks for something else, so it has a key of its own; a repetition has the same.
     assert len(set(keys)) == 2 and keys[0][1] != keys[1][1]
+
+
+def refused(peer: Peer) -> None:
+    body = b'{"error":{"code":"unavailable","message":"m","hint":"","retryable":true,"request_id":"r"}}'
+    while peer.request() is not None:
+        peer.answer(body, "503 Service Unavailable", "application/json")
+
+
+class Sent(list[Blob]):
+    """What a weak reference can be made to."""
+
+
+def test_what_could_not_be_sent_is_not_kept_by_its_error() -> None:
+    """Megabytes a try, and a mount tries for as long as the server is away; the collector comes seldom."""
+    with socket.socket() as nobody, serving(refused) as url:
+        nobody.bind(("127.0.0.1", 0))
+        for where in (url, f"http://127.0.0.1:{nobody.getsockname()[1]}"):
+            remote = remote_to(where)
+            blobs = Sent([make_blob(b"some bytes")])
+            kept = weakref.ref(blobs)
+            gc.disable()
+            try:
+                with pytest.raises(Unavailable):
+                    remote.commit(make_commit(5, b"ticket", [], (0, 0, 0), blobs), timeout=10)
+                del blobs
+                assert kept() is None, where
+            finally:
+                gc.enable()
