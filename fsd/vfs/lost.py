@@ -7,7 +7,7 @@ Nothing of that comes back under its own name, and nothing is lost: it is put be
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fsd.model.names import recovered_name
 from fsd.model.ops import (
@@ -25,6 +25,32 @@ from fsd.model.ops import (
 
 if TYPE_CHECKING:
     from fsd.vfs.commit import Committer
+    from fsd.vfs.replay import Replay
+
+# Who empties a file to fill it anew writes within so many ns.
+REPLACED_WITHIN: Final = 5_000_000_000
+
+
+def leave_whole(replay: Replay) -> None:
+    """A file that was emptied in the last seconds before the end of the log, and has nothing written to it
+    behind that, has most likely lost the content it was emptied for: it stays as it was before.
+
+    What was sent stays as sent, what was synced (a STATE follows it) as synced; and who emptied it long
+    before the end meant it: the log would have had the rest."""
+    for ino, past in replay.files.items():
+        rest = list(past.changes)
+        while rest and rest[-1].end < 0 == rest[-1].start:
+            if replay.newest - rest[-1].time >= REPLACED_WITHIN:
+                break
+            rest.pop()
+        if len(rest) == len(past.changes) or not (rest or past.base_size):
+            continue
+        frozen = max((item.frozen for item in replay.contents(ino)), default=past.frozen)
+        if past.changes[len(rest)].pos < max(frozen, replay.settled):
+            continue
+        past.changes = rest
+        if rest:
+            past.mtime = past.ctime = rest[-1].time
 
 
 def put_off(committer: Committer) -> bool:

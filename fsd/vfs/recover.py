@@ -25,6 +25,7 @@ from fsd.vfs.content import READY, Content, Flight
 from fsd.vfs.core import Core
 from fsd.vfs.drive import Driver
 from fsd.vfs.log import Log
+from fsd.vfs.lost import leave_whole
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
 from fsd.vfs.records import Flown, Reserved, State, result_of
@@ -114,6 +115,8 @@ class Recovery:
             if replay.state is None:
                 return report, log.retire()
             self._check(replay)
+            if replay.doubtful:
+                leave_whole(replay)
             self.session = replay.state.session
             if self.shared:
                 replay.state = replay.state._replace(fence=0)

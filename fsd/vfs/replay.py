@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fsd.host.seam import Host
-from fsd.model.ops import CONFLICT, REFUSED, Create, Op, Rename, Setattr
+from fsd.model.ops import CONFLICT, REFUSED, Content, Create, Op, Rename, Setattr
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
 from fsd.vfs.log import Log, Record
@@ -95,6 +95,8 @@ class Replay:
         self.made: dict[tuple[int, bytes], int] = {}  # inodes made under a name, by operations in this log
         self.top = 0  # newest operation number seen
         self.acked = 1
+        self.settled = 0  # what lies before this position in the log was followed by something of ours
+        self.newest = 0  # time of the newest change in the log, in ns
         self.doubtful = False  # another boot: payloads may be damaged, the tail may be lost
         self.damaged: list[tuple[int, int]] = []  # log ranges that are not what was written
 
@@ -123,6 +125,7 @@ class Replay:
             past = self._file(record)
             time, _ = TIME.unpack(self._payload(record))
             past.changes.append(Event(record.pos, record.offset, -1, time, False))
+            self.newest = max(self.newest, time)
             past.mtime = past.ctime = time
         elif kind == logs.OP:
             self._op(read_op(self._payload(record)), record)
@@ -130,6 +133,7 @@ class Replay:
                 self._dropped(record.offset)
         elif kind == logs.STATE:
             self._state(read_state(self._payload(record)))
+            self.settled = record.pos
         elif kind == logs.BASE:
             self._base(read_base(self._payload(record)), record)
         elif kind == logs.RESERVED:
@@ -210,6 +214,7 @@ class Replay:
             return
         time, append = TIME.unpack(self.log.read(record.pos, TIME.size))
         past.changes.append(Event(record.pos + TIME.size, start, end, time, bool(append)))
+        self.newest = max(self.newest, time)
         past.mtime = past.ctime = time
 
     def _base(self, base: Base, record: Record) -> None:
@@ -224,6 +229,7 @@ class Replay:
             past.where = (base.parent, base.name)
 
     def _op(self, op: Op, record: Record) -> None:
+        self.newest = max(self.newest, op.ctime if isinstance(op, Setattr | Content) else op.time)
         self._number(op.opno, op, record)
         if isinstance(op, Create):
             self.made[op.parent, op.name] = op.ino

@@ -342,7 +342,9 @@ class Volume(FileCalls):
 
     def sync(self) -> None:
         """Everything accepted so far is on this machine's disk: nobody writes any more, and what is not sent
-        yet must outlive a restart. Blocks on the disk."""
+        yet must outlive a restart. Blocks on the disk. The record tells a replay that nothing is lost of what
+        lies before it."""
+        self.core.record_if_room(STATE, 0, [self.core.state()])
         self.core.log.sync()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ name. What only the lost end told apart comes beside, as NAME.recovered-… (or 
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -136,3 +137,51 @@ def test_random_days_cut_at_random(tmp_path: Path, seed: int) -> None:
     after = server_tree(world.bench)
     assert named(after) == {p: row for p, row in before.items() if not any(mark in p for mark in BESIDE)}
     world.close()
+
+
+def emptied(client: Client, name: bytes) -> int:
+    """The first half of a replacement; the handle."""
+    node = client.call(lambda v: v.lookup(v.root_ino, name))
+    assert node is not None
+    return client.call(lambda v: v.open(node.ino, os.O_WRONLY | os.O_TRUNC))
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_replacement_whose_second_half_is_lost_leaves_the_old_content(
+    client: Client, tmp_path: Path, sent: bool
+) -> None:
+    root = client.volume.root_ino
+    client.put(root, b"f", b"old content", sync=sent)
+    fh = emptied(client, b"f")
+    client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0))
+    client.snapshot_disk(tmp_path / "disk")
+    client.call(lambda v: v.write(fh, 0, b"new content"))
+    client.call(lambda v: v.release(fh))
+    lose_tail(client, tmp_path / "disk")
+    assert contents(server_tree(client.bench))["/f"] == ("file", b"old content", 0o644)
+    assert "/d" in server_tree(client.bench)
+    client.put(root, b"f", b"newest", offset=0, truncate=True, sync=True)
+    assert contents(server_tree(client.bench))["/f"] == ("file", b"newest", 0o644)
+
+
+@pytest.mark.parametrize("how", ["synced", "the log is synced", "long before the end", "no power cut"])
+def test_a_file_that_was_emptied_on_purpose_is_empty(client: Client, tmp_path: Path, how: str) -> None:
+    root = client.volume.root_ino
+    client.put(root, b"f", b"old content", sync=True)
+    fh = emptied(client, b"f")
+    if how == "synced":
+        client.call(lambda v: v.fsync(fh, False))
+    client.call(lambda v: v.release(fh))
+    if how == "the log is synced":
+        client.call(lambda v: v.sync())  # as an unmount does
+    if how == "long before the end":
+        client.clock.wall += 10_000_000_000
+        client.call(lambda v: v.mkdir(root, b"d", 0o755, 0, 0))
+    client.snapshot_disk(tmp_path / "disk")
+    if how == "no power cut":
+        client.waiting = []
+        client.kill()
+        client.open()
+    else:
+        lose_tail(client, tmp_path / "disk")
+    assert contents(server_tree(client.bench))["/f"] == ("file", b"", 0o644)
