@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fsd import __version__
 from fsd.host.seam import Host
 from fsd.model.errors import NotAuthenticated, TooLarge, Unavailable, UsageError
 from fsd.model.limits import (
@@ -228,7 +229,11 @@ def only(body: Mapping[str, Any], *names: str) -> None:
     """Raise `UsageError` for a field the route does not know: a misspelt one must not be ignored."""
     for name in body:
         if name not in names:
-            raise UsageError(f"unknown field {name!r}; this route takes {', '.join(names) or 'none'}")
+            # Newer clients look for the beginning of this and leave out what an older server does not know.
+            raise UsageError(
+                f"unknown field {name!r}; this route takes {', '.join(names) or 'none'}",
+                hint=f"check its spelling; a client newer than this server (fsd {__version__}) may know it",
+            )
 
 
 def string(body: Mapping[str, Any], name: str) -> str | None:

@@ -61,6 +61,14 @@ def ask(fs: TestFs, *questions: Any) -> list[Any]:
     return answers
 
 
+def test_a_newer_client_is_told_what_this_server_does_not_know(shared_fs: TestFs) -> None:
+    """It looks for the beginning of the message and asks again without the field (`HttpRemote`)."""
+    got = shared_fs.ask("POST", "/sessions", {"mount_id": "m", "of_a_later_version": 1})
+    assert got.status == 400
+    assert got.json["error"]["message"].startswith("unknown field 'of_a_later_version';")
+    assert "newer" in got.json["error"]["hint"]
+
+
 def test_a_commit_with_its_blob_is_seen_by_everybody(shared_fs: TestFs) -> None:
     fs = shared_fs
     session = start(fs)
