@@ -237,14 +237,17 @@ def test_one_worker_serves_until_it_parks(scheduler: Scheduler, pipe: tuple[int,
 
 
 def test_notify_closing_ends_present_and_later_waits(scheduler: Scheduler, pipe: tuple[int, int]) -> None:
+    closing = threading.Thread(target=lambda: scheduler.notify_closing(pipe[0]))
+
     async def main() -> None:
-        threading.Thread(target=lambda: scheduler.notify_closing(pipe[0])).start()
+        closing.start()
         with pytest.raises(ClosedResourceError):
             await scheduler.wait_readable(pipe[0])
         with pytest.raises(ClosedResourceError):
             await scheduler.wait_readable(pipe[0])
 
     scheduler.run(main)
+    closing.join()  # it may still be about to wake a scheduler that is closed
 
 
 def test_the_descriptor_is_made_non_blocking(scheduler: Scheduler, pipe: tuple[int, int]) -> None:
