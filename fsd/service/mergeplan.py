@@ -125,6 +125,8 @@ class Plan:
         self._drop_cancelled()
         self._removed_files()
         self._removed_directories()
+        while self._kept_by_name():
+            self._removed_directories()
         self._replaced()
         for ino in sorted(self._inos):
             self._inode(ino)
@@ -183,6 +185,8 @@ class Plan:
         node = None if slot is None else self.view.node(slot.ino)
         if was is None or node is None or stat.S_IFMT(was.mode) != stat.S_IFMT(node.mode):
             return None
+        if was.is_dir and self.base.attr(node.ino) is not None:
+            return None  # it is the fork's directory of its own number: two would be one
         self._numbers[ino] = node.ino
         return node.ino
 
@@ -410,8 +414,7 @@ class Plan:
                 del self.slots[at]
 
     def _removed_directories(self) -> None:
-        """Directories that go must be empty then; from the bottom up, so that what stays keeps what it is
-        in."""
+        """Directories that go must be empty then; from the bottom up: what stays keeps what it is in."""
         placed = {slot.new for slot in self.slots.values()}
         going = [
             (at, slot)
@@ -435,9 +438,19 @@ class Plan:
             counts[at[0]] = counts.get(at[0], 0) + (slot.new == 0)
         self._drop_cancelled()
 
+    def _kept_by_name(self) -> bool:
+        """What stays, since its name in the fork is not made, keeps the one the fork gave to another."""
+        placed = {slot.new for slot in self.slots.values()} | self._going
+        found = [one for one in self.slots.items() if one[1].old in self._stays - placed]
+        for at, slot in found:
+            if self._decide(self.path(slot.key)) != OURS:
+                self._undecidable(slot.key, REMOVED_CHANGED, slot.base, slot.old, slot.base)
+            self._keep(at, slot)
+        self._drop_cancelled()
+        return bool(found)
+
     def _replaced(self) -> None:
-        """What the fork replaced by something new of the same type keeps what the parent changed of its
-        attributes: many programs replace a file to change it."""
+        """What the fork replaced by something new of its type keeps the attributes the parent changed."""
         placed = {slot.new for slot in self.slots.values()}
         for slot in self.slots.values():
             was, node = self.base.attr(slot.base) if slot.base else None, self.view.node(slot.old)
@@ -490,8 +503,7 @@ class Plan:
         was, now = self.base.attr(ino), self.theirs.attr(ino)
         if was is None or now is None:
             return
-        content = self._fork_changed(was, now)
-        edit = Edit(now)
+        content, edit = self._fork_changed(was, now), Edit(now)
         number = self.number(ino)
         if number in self.made or number in self._going:
             return  # it comes back whole, or neither kept a name of it
@@ -555,8 +567,7 @@ class Plan:
                 clash |= mine.get(key) != old.get(key)
                 edit.xattrs[key] = new.get(key)
         if clash and self._clash(self._path_of(now.ino), ATTRIBUTES, now.ino, node.ino, now.ino) == OURS:
-            edit.fields.clear()
-            edit.xattrs.clear()
+            edit.fields, edit.xattrs = {}, {}
         newer = edit.content or node.mtime == was.mtime or now.mtime > node.mtime
         if not now.is_dir and now.mtime not in (was.mtime, node.mtime) and newer:
             edit.fields["mtime"] = now.mtime

@@ -347,6 +347,31 @@ def test_conflicts_apply_nothing_and_are_told(bench: Bench) -> None:
     assert bench.find("/f00002").mode & 0o777 == 0o600
 
 
+def test_a_directory_that_stays_keeps_its_name_though_the_fork_gave_it_to_another(bench: Bench) -> None:
+    """The fork moved directory f over a, and what lay in f to its place; the parent filled a meanwhile and
+    keeps what it has: then f is not moved, and neither goes nor has its name taken."""
+    origin, mount = bench.fs, bench.mount()
+    over, moved = mount.mkdir(ROOT_INO, b"a"), mount.mkdir(ROOT_INO, b"f")
+    inner = mount.mkdir(moved, b"d")
+    mount.commit()
+    child = fork(bench)
+    mount = on(bench, child).mount("theirs")
+    mount.rename(moved, b"d", inner, ROOT_INO, b"t")
+    mount.rename(ROOT_INO, b"f", moved, ROOT_INO, b"a", over)
+    mount.rename(ROOT_INO, b"t", inner, ROOT_INO, b"f")
+    mount.setattr(moved, mode=0o700)
+    assert mount.commit() == []
+    mount = on(bench, origin).mount("ours")
+    mount.file(over, b"new", b"of the parent")
+    mount.commit()
+    before = bench.tree()
+    assert merge(bench, origin, child)["status"] == CONFLICTS
+    assert merge(bench, origin, child, ours=("/a",))["status"] == CONFLICTS, "nobody decided what f is"
+    assert bench.tree() == before
+    assert merge(bench, origin, child, ours=("*",))["status"] != CONFLICTS
+    assert bench.tree() == before
+
+
 def test_what_was_decided_ahead_is_not_used_when_something_changed(bench: Bench) -> None:
     origin, service = bench.fs, bench.service
     made = fill(bench, 3)

@@ -217,6 +217,11 @@ def test_merges_of_everything(bench: Bench, seed: int) -> None:
     assert MERGED in told
 
 
+def test_no_two_directories_of_the_fork_are_one_of_the_parent(bench: Bench) -> None:
+    """The parent moved a directory to where another had been, which the fork still has (this seed)."""
+    wild_run(bench, 5_000_221)
+
+
 def test_merges_on_postgresql(tmp_path: Path, postgres_server: PostgresServer, seed: int) -> None:
     with Bench(tmp_path, database=postgres_server.fresh()) as made:
         plain_run(made, seed)
