@@ -508,22 +508,6 @@ def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:  # noqa: F811
     assert closed.returncode in (0, 1)
 
 
-def test_closed_input_is_no_empty_input(shared_fs: TestFs) -> None:  # noqa: F811
-    """It would replace a file by nothing, and say that all went well."""
-    fsd(shared_fs, "cp", "-", ":/kept", stdin=b"what was there")
-    env = {"PATH": os.environ["PATH"], **shared_fs.env}
-    done = subprocess.run(
-        ["bash", "-c", f'"{sys.executable}" -m fsd cp - :/kept <&-'],
-        env=env,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert b"the local standard input: Bad file descriptor" in done.stderr
-    assert fsd(shared_fs, "cat", "/kept").out == b"what was there"
-
-
 def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) -> None:  # noqa: F811
     copy = subprocess.Popen(
         [sys.executable, "-m", "fsd", "cp", "-", ":/half"],

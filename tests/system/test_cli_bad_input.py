@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from support.badserver import Peer, serving
 from support.cli import process
@@ -74,3 +78,19 @@ def test_a_server_without_that_filesystem(shared_server: Server, shared_fs: Test
     found = process("ls", "/", env=deleted.env)
     assert found.code in (3, 5)
     assert deleted.token[-43:] not in found.err
+
+
+def test_closed_input_is_no_empty_input(shared_fs: TestFs) -> None:  # noqa: F811
+    """It would replace a file by nothing, and say that all went well."""
+    process("cp", "-", ":/kept", env=shared_fs.env, stdin=b"what was there")
+    env = {"PATH": os.environ["PATH"], **shared_fs.env}
+    done = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m fsd cp - :/kept <&-'],
+        env=env,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"the local standard input: Bad file descriptor" in done.stderr
+    assert process("cat", "/kept", env=shared_fs.env).out == b"what was there"
