@@ -26,7 +26,8 @@ from fsd.service.access import FsRef, Grant, check_own, hold, hold_tree
 from fsd.service.commit import Commits
 from fsd.service.difference import Change, Difference
 from fsd.service.forkcopy import copy_blobs
-from fsd.service.mergeplan import OURS, THEIRS, Clash, Edit, Plan
+from fsd.service.mergeplan import Plan
+from fsd.service.mergewords import OURS, THEIRS, Clash, Edit
 from fsd.service.native import MERGE_UNDO as UNDO
 from fsd.service.native import Ask, Checkpoints
 from fsd.service.packs import Packs

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from support.bench import Bench
-from support.postgres import PostgresServer
 
 from fsd.model.attrs import ROOT_INO
 from fsd.service.difference import Difference
 from fsd.service.native import Ask
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    with Bench(tmp_path, database=url) as made:
-        yield made
 
 
 def told(bench: Bench, first: int, last: int) -> list[tuple[str, str, bool]]:
