@@ -52,102 +52,119 @@ def main() -> None:
     server = Server(disk.with_name(f"{disk.name}-out"))  # its output is not on the full disk
     server.data_dir = disk / "data"
     try:
-        scene(server, disk / "filler")
+        Scene(server, disk / "filler").play()
     finally:
         server.end()
 
 
-def scene(server: Server, filler: Path) -> None:
-    server.start()
-    fs = server.create()
-    fs.ask("POST", "/journals", {"journal_id": "j"})
-    kept = os.urandom(2 << 20)
-    assert fs.ask("PUT", "/files/kept", kept).status == 200
-    other = server.create()  # no journal of it keeps what is removed
-    for name in ("gone", "pinned"):
-        assert other.ask("PUT", f"/files/{name}", os.urandom(2 << 20)).status == 200
-    assert other.ask("PUT", "/files/mounted", b"x").status == 200
-    for number in range(60):
-        assert other.ask("PUT", f"/files/d/{number}?parents=1", b"x").status == 200
-    checkpoint = other.ask("POST", "/checkpoints", {}).json["checkpoint_id"]
-    assert other.ask("POST", "/actions", {"action": "remove", "path": "/pinned"}).status == 200
-    volume, driver = opened(other, filler.parent.parent / "state")
-    fill(filler)
-    refused(fs.ask("PUT", "/files/big", os.urandom(4 << 20)))
-    assert fs.ask("GET", "/stat/big").status == 404
-    print("full")
+class Scene:
+    """A server's disk is full: what goes on, stage by stage, each told on stdout."""
 
-    count = 0
-    while True:  # the database has some space of its own left
-        got = fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a", "x": "y" * 60_000}] * 8})
-        if got.status != 200:
-            refused(got)
-            break
-        count += 8
-        assert count < 5000
-    refused(fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a", "x": "y" * 60_000}] * 8}))
-    assert len(fs.ask("GET", "/journals/j/entries?limit=8").json["entries"]) == 8
-    assert fs.ask("GET", "/journals/j/verify").json["entries"] == count
-    assert fs.ask("GET", "/files/kept").body == kept
-    assert server.ask("GET", "/healthz").status == 200
-    print("starved")
+    def __init__(self, server: Server, filler: Path) -> None:
+        self.server, self.filler = server, filler
 
-    # What makes room is done all the same, many times over; nothing else gets at what it used.
-    for number in range(60):
-        got = other.ask("POST", "/actions", {"action": "remove", "path": f"/d/{number}"})
-        assert got.status == 200, got.body
-    refused(fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]}))
-    refused(fs.ask("POST", "/actions", {"action": "mkdir", "path": "/new"}))
-    before = stored(server)
-    for size in (4 << 20, 1 << 20, 200_000):  # as mounts that try again do: none of it stays on the disk
-        refused(fs.ask("PUT", "/files/big", os.urandom(size)))
-    assert stored(server) == before
-    assert other.ask("POST", "/actions", {"action": "remove", "path": "/gone"}).status == 200
-    assert other.ask("DELETE", f"/checkpoints/{checkpoint}").status == 200
-    mounted = driver.call(lambda: volume.lookup(ROOT_INO, b"mounted"))
-    assert mounted is not None
-    driver.call(lambda: volume.unlink(ROOT_INO, b"mounted"))
-    driver.until(volume.barrier())
-    assert other.ask("GET", "/stat/mounted").status == 404
+    def play(self) -> None:
+        for stage in (self.full, self.starved, self.removed, self.restarted, self.again):
+            stage()
+            print(stage.__name__)
 
-    freed: list[int] = []
+    def full(self) -> None:
+        """Others fill the disk: a large file is refused."""
+        self.server.start()
+        self.fs = self.server.create()
+        self.fs.ask("POST", "/journals", {"journal_id": "j"})
+        self.kept = os.urandom(2 << 20)
+        assert self.fs.ask("PUT", "/files/kept", self.kept).status == 200
+        self.other = self.server.create()  # no journal of it keeps what is removed
+        for name in ("gone", "pinned"):
+            assert self.other.ask("PUT", f"/files/{name}", os.urandom(2 << 20)).status == 200
+        assert self.other.ask("PUT", "/files/mounted", b"x").status == 200
+        for number in range(60):
+            assert self.other.ask("PUT", f"/files/d/{number}?parents=1", b"x").status == 200
+        self.checkpoint = self.other.ask("POST", "/checkpoints", {}).json["checkpoint_id"]
+        assert self.other.ask("POST", "/actions", {"action": "remove", "path": "/pinned"}).status == 200
+        self.volume, self.driver = opened(self.other, self.filler.parent.parent / "state")
+        fill(self.filler)
+        refused(self.fs.ask("PUT", "/files/big", os.urandom(4 << 20)))
+        assert self.fs.ask("GET", "/stat/big").status == 404
 
-    def swept() -> bool:
-        got = server.ask("POST", "/v1/sweep", {"older_than_ms": 0}, token=server.admin_key)
-        assert got.status == 200, got.body
-        freed.append(got.json["object_bytes"])
-        return sum(freed) >= 2 * (2 << 20)
+    def starved(self) -> None:
+        """Nothing more goes in, all that is there can be read."""
+        self.count = 0
+        while True:  # the database has some space of its own left
+            got = self.fs.ask(
+                "POST", "/journals/j/entries", {"entries": [{"type": "a", "x": "y" * 60_000}] * 8}
+            )
+            if got.status != 200:
+                refused(got)
+                break
+            self.count += 8
+            assert self.count < 5000
+        refused(
+            self.fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a", "x": "y" * 60_000}] * 8})
+        )
+        assert len(self.fs.ask("GET", "/journals/j/entries?limit=8").json["entries"]) == 8
+        assert self.fs.ask("GET", "/journals/j/verify").json["entries"] == self.count
+        assert self.fs.ask("GET", "/files/kept").body == self.kept
+        assert self.server.ask("GET", "/healthz").status == 200
 
-    wait_for(swept, 20, "the objects of what was removed to go")
-    assert fs.ask("GET", "/files/kept").body == kept
-    print("removed")
+    def removed(self) -> None:
+        """What makes room is done all the same, many times over; nothing else gets at what it used."""
+        for number in range(60):
+            got = self.other.ask("POST", "/actions", {"action": "remove", "path": f"/d/{number}"})
+            assert got.status == 200, got.body
+        refused(self.fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]}))
+        refused(self.fs.ask("POST", "/actions", {"action": "mkdir", "path": "/new"}))
+        before = stored(self.server)
+        for size in (4 << 20, 1 << 20, 200_000):  # as mounts that try again do: none of it stays on the disk
+            refused(self.fs.ask("PUT", "/files/big", os.urandom(size)))
+        assert stored(self.server) == before
+        assert self.other.ask("POST", "/actions", {"action": "remove", "path": "/gone"}).status == 200
+        assert self.other.ask("DELETE", f"/checkpoints/{self.checkpoint}").status == 200
+        mounted = self.driver.call(lambda: self.volume.lookup(ROOT_INO, b"mounted"))
+        assert mounted is not None
+        self.driver.call(lambda: self.volume.unlink(ROOT_INO, b"mounted"))
+        self.driver.until(self.volume.barrier())
+        assert self.other.ask("GET", "/stat/mounted").status == 404
 
-    # A server that is started on the full disk goes on with it, and so do mounts.
-    session = other.ask("POST", "/sessions", {"mount_id": "before"}).json["session"]
-    rest = filler.with_name("rest")
-    fill(rest)
-    assert server.stop() == 0
-    server.restart()
-    assert other.ask("POST", "/sessions", {"mount_id": "new"}).status == 201
-    assert other.ask("GET", f"/changes?after=0&session={session}").status == 200
-    assert other.ask("POST", f"/sessions/{session}/report", {"pending": [0, 0, 0]}).status == 200
-    assert other.ask("POST", "/actions", {"action": "mkdir", "path": "/more"}).status == 507
-    assert other.ask("POST", "/actions", {"action": "remove", "path": "/d"}).status == 200
-    rest.unlink()
-    print("restarted")
+        freed: list[int] = []
 
-    filler.unlink()
-    got = fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]})
-    assert got.status == 200 and got.json["first_seq"] == count + 1, got.body
-    assert fs.ask("PUT", "/files/big", kept).status == 200
-    volume.close()
-    assert server.stop() == 0
-    server.restart()
-    assert fs.ask("GET", "/journals/j/verify").json["entries"] == count + 1
-    assert fs.ask("GET", "/files/big").body == kept
-    said = server.log.read_text()
-    assert "no_space" in said and "Traceback" not in said, said
-    print("again")
+        def swept() -> bool:
+            got = self.server.ask("POST", "/v1/sweep", {"older_than_ms": 0}, token=self.server.admin_key)
+            assert got.status == 200, got.body
+            freed.append(got.json["object_bytes"])
+            return sum(freed) >= 2 * (2 << 20)
+
+        wait_for(swept, 20, "the objects of what was removed to go")
+        assert self.fs.ask("GET", "/files/kept").body == self.kept
+
+    def restarted(self) -> None:
+        """A server that is started on the full disk goes on with it, and so do mounts."""
+        session = self.other.ask("POST", "/sessions", {"mount_id": "before"}).json["session"]
+        rest = self.filler.with_name("rest")
+        fill(rest)
+        assert self.server.stop() == 0
+        self.server.restart()
+        assert self.other.ask("POST", "/sessions", {"mount_id": "new"}).status == 201
+        assert self.other.ask("GET", f"/changes?after=0&session={session}").status == 200
+        assert self.other.ask("POST", f"/sessions/{session}/report", {"pending": [0, 0, 0]}).status == 200
+        assert self.other.ask("POST", "/actions", {"action": "mkdir", "path": "/more"}).status == 507
+        assert self.other.ask("POST", "/actions", {"action": "remove", "path": "/d"}).status == 200
+        rest.unlink()
+
+    def again(self) -> None:
+        """The disk has room: as before."""
+        self.filler.unlink()
+        got = self.fs.ask("POST", "/journals/j/entries", {"entries": [{"type": "a"}]})
+        assert got.status == 200 and got.json["first_seq"] == self.count + 1, got.body
+        assert self.fs.ask("PUT", "/files/big", self.kept).status == 200
+        self.volume.close()
+        assert self.server.stop() == 0
+        self.server.restart()
+        assert self.fs.ask("GET", "/journals/j/verify").json["entries"] == self.count + 1
+        assert self.fs.ask("GET", "/files/big").body == self.kept
+        said = self.server.log.read_text()
+        assert "no_space" in said and "Traceback" not in said, said
 
 
 if __name__ == "__main__":

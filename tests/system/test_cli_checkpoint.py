@@ -96,7 +96,11 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     versions = run(fs, "history", "/tasks/plan.md").json["versions"]
     assert versions[0]["live"]
     assert first in {one["newest"]["checkpoint_id"] for one in versions}
+    deleted_and_thinned(fs, first)
 
+
+def deleted_and_thinned(fs: TestFs, first: str) -> None:
+    """The end of a day that left four checkpoints, `first` the oldest."""
     run(fs, "checkpoint", "delete", first, code=2)
     assert run(fs, "checkpoint", "delete", first, "--dry-run").json["would"]["checkpoint_id"] == first
     assert run(fs, "checkpoint", "delete", first, "--yes").json["status"] == "deleted"
