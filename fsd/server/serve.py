@@ -130,8 +130,9 @@ async def _serve(options: ServeOptions, front: Front, bound: socket.socket, read
     front.context.loop = loop
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
-    background = [asyncio.create_task(_housekeeping(front))]
-    if not options.test_clock:  # what is old by one clock is not by the other
+    # What is old by one clock is not by the other.
+    background = [asyncio.create_task(_housekeeping(front, expire=not options.test_clock))]
+    if not options.test_clock:
         background.append(asyncio.create_task(in_background(front.context)))
     try:
         await server.serve(sockets=[bound])
@@ -179,15 +180,17 @@ class _Server(uvicorn.Server):
         self._front.context.waiters.stop()
 
 
-async def _housekeeping(front: Front) -> None:
-    """Remove what deleted filesystems left, expired keys and checkpoints, a bounded part at a time."""
+async def _housekeeping(front: Front, *, expire: bool) -> None:
+    """Remove what deleted filesystems left and, with `expire`, keys and checkpoints whose time is over, a
+    bounded part at a time."""
     ctx = front.context
     while True:
         try:
             more = await ctx.poll(ctx.service.filesystems.collect)
             more += await ctx.poll(ctx.service.forks.copy_some)
-            more += await ctx.poll(ctx.service.idempotency.sweep)
-            more += await ctx.poll(ctx.service.checkpoints.expire)
+            if expire:
+                more += await ctx.poll(ctx.service.idempotency.sweep)
+                more += await ctx.poll(ctx.service.checkpoints.expire)
         except FsdError as exc:
             log.warning("housekeeping: %s; it is tried again", exc)
             more = 0
