@@ -100,7 +100,7 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         _left.append(f"mount {mount}")
     try:
         # A daemon may be in its last moments after a fixture's unmount.
-        wait_for(lambda: not leftovers.marked_processes(_run_id), 5, "the run's processes to end")
+        wait_for(lambda: not leftovers.marked_processes(_run_id), 30, "the run's processes to end")
     except AssertionError:
         alive = leftovers.marked_processes(_run_id)
         _left.extend(f"process {pid}: {command}" for pid, command in alive.items())

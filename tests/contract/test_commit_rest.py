@@ -146,7 +146,7 @@ def test_a_reader_that_waits_is_woken(bench: Bench) -> None:
     reader.start()
     m.mkdir(ROOT_INO, b"d")
     m.commit()
-    reader.join(10)
+    reader.join(60)
     assert [one.seq for one in got[0].changes] == [1]
 
 

@@ -319,7 +319,7 @@ def test_one_effect_a_key_also_when_many_come_at_once(service: Service) -> None:
     start = threading.Barrier(8)
 
     def work(_: int) -> Answer:
-        start.wait(10)
+        start.wait(60)
         return service.db.write(lambda tx: service.idempotency.run(tx, call, effect))
 
     with ThreadPoolExecutor(8) as pool:
@@ -444,13 +444,13 @@ def test_two_replicas_answer_each_others_long_polls_and_revocations(
         for thread in (poll, feed):
             thread.start()
         wait_for(
-            lambda: "fsd_long_polls_waiting 2" in two.ask("GET", "/metrics").body.decode(), 10, "the polls"
+            lambda: "fsd_long_polls_waiting 2" in two.ask("GET", "/metrics").body.decode(), 30, "the polls"
         )
         assert one.ask("PUT", base + "/files/x", b"data", token=token).status in (200, 201)
         body = {"entries": [{"type": "a"}]}
         assert one.ask("POST", base + "/journals/j/entries", body, token=token).status == 200
         for thread in (poll, feed):
-            thread.join(10)
+            thread.join(20)
         assert len(got) == 2 and all(one.status == 200 for one in got)
         assert two.ask("GET", base + "/files/x", token=token).body == b"data"
         tokens = two.ask("GET", base + "/tokens", **admin).json["tokens"]

@@ -112,19 +112,17 @@ def test_a_parent_that_goes_on_does_not_show_in_the_fork(bench: Bench) -> None:
 
 
 def test_making_a_fork_does_not_cost_what_there_is(bench: Bench) -> None:
-    def quickest(origin: FsRef) -> float:
-        took = []
-        for _ in range(5):
-            began = time.monotonic()
-            fork(bench, origin)
-            took.append(time.monotonic() - began)
-        return min(took)
-
+    took: dict[str, list[float]] = {}
     small = bench.fs
     fill(bench, 10)
     large = bench.new_fs()
     fill(bench, 3000)
-    assert quickest(large) < 5 * quickest(small) + 0.01
+    for turn in range(12):
+        origin = (small, large)[turn % 2]
+        began = time.monotonic()
+        fork(bench, origin)
+        took.setdefault(origin.name, []).append(time.monotonic() - began)
+    assert min(took[large.name]) < 5 * min(took[small.name]) + 0.01, took
 
 
 def test_a_fork_of_a_checkpoint(bench: Bench) -> None:
@@ -246,7 +244,7 @@ def test_a_write_waits_for_the_copy_somebody_else_makes(
     time.sleep(0.1)
     assert not done, "the lease of the other holds"
     forks._me = me
-    thread.join(20)
+    thread.join(60)
     assert done
 
 

@@ -212,28 +212,28 @@ def test_holes_without_end_are_not_hashed(tmp_path: Path, sizes: tuple[int, ...]
         began = time.monotonic()
         with pytest.raises(UnsupportedEntry, match=told):
             bench.service.checkpoints.files(bench.fs, At(checkpoint=made["checkpoint_id"]))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
 
 
 def test_making_one_does_not_depend_on_the_size_of_the_tree(tmp_path: Path) -> None:
-    """Medians of two trees, one twenty times the other's size; generous, for a loaded machine."""
+    """The quickest of several in two trees, one twenty times the other's size, one beside the other."""
     with Bench(tmp_path) as bench:
-        times = {}
-        for count in (100, 2000):
-            bench.new_fs()
+        times: dict[int, list[float]] = {100: [], 2000: []}
+        trees = {}
+        for count in times:
+            trees[count] = bench.new_fs()
             mount = bench.mount()
             for number in range(count):
                 mount.create(ROOT_INO, b"%d" % number)
                 if len(mount.queue) == 1000:
                     mount.commit()
             mount.commit()
-            taken = []
-            for _ in range(9):
-                began = time.perf_counter()
-                make(bench)
-                taken.append(time.perf_counter() - began)
-            times[count] = sorted(taken)[4]
-        assert times[2000] < 4 * times[100] + 0.01, times
+        for turn in range(18):
+            bench.fs = trees[count := (100, 2000)[turn % 2]]
+            began = time.perf_counter()
+            make(bench)
+            times[count].append(time.perf_counter() - began)
+        assert min(times[2000]) < 4 * min(times[100]) + 0.01, times
 
 
 def restore(bench: Bench, name: str, *path: bytes, own: int = 0) -> Restored:
@@ -413,7 +413,7 @@ def test_checkpoints_and_commits_race_for_one_filesystem(
 
         thread = threading.Thread(target=write)
         thread.start()
-        ready.wait(30)
+        assert ready.wait(60)
         made = [
             other.db.write(lambda tx: other.checkpoints.make(tx, bench.fs, None, Ask())) for _ in range(10)
         ]

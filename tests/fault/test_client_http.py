@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from support.badserver import Peer, reply, serving
@@ -23,7 +24,7 @@ JSON = "application/json"
 
 def client(url: str, **options: float) -> Http:
     token = make(Host(), "fs_aaaaaaaaaaaaaaaaaaaa", "tok", {"local": url})
-    limits = {"timeout": 0.5, "connect_timeout": 1.0, "retry_for": 0.0, **options}
+    limits = {"timeout": 20.0, "connect_timeout": 20.0, "retry_for": 0.0, **options}
     return Http(data_identity(Claim(token=token.text())), Host(), HttpOptions(**limits))
 
 
@@ -74,12 +75,13 @@ def test_no_answer_is_unavailable_in_time_and_the_next_call_works(way: str) -> N
             peer.answer(GOOD, media=JSON)
 
     with serving(behave) as url:
-        files = Files(client(url))
+        files = Files(client(url, timeout=0.5))
         began = time.monotonic()
         with pytest.raises(Unavailable) as told:
             files.stat(b"/")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         assert "fsd1" not in told.value.message
+        files.http.options = replace(files.http.options, timeout=60.0)
         assert files.stat(b"/")["is_dir"]
 
 
@@ -98,7 +100,7 @@ def test_a_bad_answer_is_asked_again_with_the_same_key(way: str) -> None:
             peer.answer(GOOD, media=JSON)
 
     with serving(behave) as url:
-        assert Files(client(url, retry_for=5.0)).mkdir(b"/d")["is_dir"]
+        assert Files(client(url, retry_for=60.0)).mkdir(b"/d")["is_dir"]
     assert len(keys) == 2 and len(set(keys)) == 1
 
 
@@ -117,7 +119,7 @@ def test_a_reply_that_comes_twice_is_never_another_requests_answer(pause: float)
                 peer.stop.wait(pause)
 
     with serving(behave) as url:
-        http = client(url, retry_for=5.0)
+        http = client(url, retry_for=60.0)
         for at in range(8):
             assert http.json("GET", f"/{at}") == {"path": f"/{at}"}
     assert len(served) >= 8

@@ -119,7 +119,7 @@ def died(store: Store, point: str, act: Callable[[], Any]) -> bool:
         act()
     except (OSError, http.client.HTTPException):
         process = store.server.process
-        wait_for(lambda: process and process.poll() is not None, 20, "the server to die")
+        wait_for(lambda: process and process.poll() is not None, 30, "the server to die")
         start(store, {})
         return True
     return False

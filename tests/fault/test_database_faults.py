@@ -92,7 +92,7 @@ def test_a_request_that_takes_the_transaction_along_fails_alone(tmp_path: Path) 
 
     def hold(tx: Tx) -> None:
         inside.set()
-        assert go.wait(20)
+        assert go.wait(60)
 
     def small(tx: Tx) -> None:
         put(tx, threading.current_thread().name)
@@ -108,13 +108,13 @@ def test_a_request_that_takes_the_transaction_along_fails_alone(tmp_path: Path) 
 
     threads = [threading.Thread(target=work, args=("hold", hold))]
     threads[0].start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     for name, fn in (("a", put_named("a")), ("huge", huge), ("b", put_named("b"))):
         threads.append(threading.Thread(target=work, args=(name, fn)))
         threads[-1].start()
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert set(errors) == {"huge"}
     names = {row[0] for row in db.read(lambda tx: tx.all("SELECT name FROM counter"))}
     assert {"a", "b"} <= names
@@ -168,26 +168,26 @@ def test_postgresql_dies_and_comes_back(own_postgres: PostgresServer) -> None:
                 acknowledged.append(name)
             except Unavailable:
                 refused += 1
-                crashed.wait(20)
+                crashed.wait(60)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(acknowledged) > 40, 20, "writes")
+    wait_for(lambda: len(acknowledged) > 40, 30, "writes")
     own_postgres.stop()
     with pytest.raises(Unavailable, match="PostgreSQL at 127"):
         db.read(lambda tx: tx.one("SELECT 1"))
+    wait_for(lambda: refused, 60, "a write to be refused")
     own_postgres.start()
     crashed.set()
     before = len(acknowledged)
-    wait_for(lambda: len(acknowledged) > before + 40, 20, "writes after the crash")
+    wait_for(lambda: len(acknowledged) > before + 40, 30, "writes after the crash")
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     names = [row[0] for row in db.read(lambda tx: tx.all("SELECT name FROM counter WHERE name<>'pack'"))]
     assert len(names) == len(set(names))
     assert set(acknowledged) <= set(names)
-    assert refused
     db.close()
 
 
@@ -218,7 +218,7 @@ def test_deadlocks_are_run_again(postgres_server: PostgresServer) -> None:
             runs.append(first)
             tx.execute("UPDATE counter SET value=value+1 WHERE name=?", (first,))
             if len(runs) <= 2:
-                met.wait(10)
+                met.wait(60)
             tx.execute("UPDATE counter SET value=value+1 WHERE name=?", (second,))
 
         db.write(work)
@@ -227,8 +227,9 @@ def test_deadlocks_are_run_again(postgres_server: PostgresServer) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    assert len(runs) == 3, "there was no deadlock"
+        thread.join(60)
+    # Who was ended may have its first row again before the other goes on: then they meet once more.
+    assert len(runs) >= 3, "there was no deadlock"
     rows = db.read(lambda tx: tx.all("SELECT value FROM counter WHERE name IN ('x','y')"))
     assert rows == [(2,), (2,)]
     db.close()

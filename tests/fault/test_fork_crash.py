@@ -3,7 +3,7 @@ what was begun goes on after the start."""
 
 from __future__ import annotations
 
-import contextlib
+import signal
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.reading import audit_all
 from support.server import Server, TestFs
-from support.wait import wait_for
 
 FILES = 12
 
@@ -63,13 +62,13 @@ def killed_at(story: Story, point: str) -> bool:
     server = story.server
     server.stop()
     server.env = {"FSD_CRASH": point}
-    with contextlib.suppress(OSError, HTTPException, AssertionError):
+    dead = False
+    try:
         server.restart()
         story.run()
-    assert server.process is not None
-    with contextlib.suppress(AssertionError):
-        wait_for(lambda: server.process is None or server.process.poll() is not None, 3, "the crash")
-    dead = server.process.poll() is not None
+    except (OSError, HTTPException, AssertionError):
+        assert server.process is not None
+        dead = server.process.wait(60) == -signal.SIGKILL
     server.end()
     server.env = {}
     server.restart()

@@ -32,6 +32,7 @@ class Race:
     """Threads over one origin and whatever forks there are."""
 
     def __init__(self, bench: Bench, seconds: float) -> None:
+        """Until so many seconds are over and each kind of step was done once, however slow the machine."""
         self.bench, self.service, self.origin = bench, bench.service, bench.fs
         self.end = time.monotonic() + seconds
         self.forks: list[FsRef] = []
@@ -43,7 +44,7 @@ class Race:
 
     def loop(self, name: str, step: Callable[[random.Random], Any]) -> None:
         rng = random.Random(name)
-        while time.monotonic() < self.end and not self.failed:
+        while not self.failed and (time.monotonic() < self.end or not self.all_done()):
             try:
                 step(rng)
                 self.done[name] = self.done.get(name, 0) + 1
@@ -51,6 +52,9 @@ class Race:
                 continue
             except BaseException as exc:  # noqa: BLE001 - told by the main thread
                 self.failed.append(exc)
+
+    def all_done(self) -> bool:
+        return all(name in self.done for name in ("fork0", "write1", "merge3"))
 
     def fork(self, rng: random.Random) -> None:
         if len(self.forks) > 5:
@@ -134,7 +138,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield made
 
 
-def race(bench: Bench, seconds: float) -> dict[str, int]:
+def race(bench: Bench, seconds: float) -> None:
     made = Race(bench, seconds)
     made.run()
     for fs in list(made.forks):
@@ -150,12 +154,10 @@ def race(bench: Bench, seconds: float) -> dict[str, int]:
         bench.fs = fs
         bench.tree()
     bench.fs = made.origin
-    return made.done
 
 
 def test_everything_at_once(bench: Bench) -> None:
-    done = race(bench, 2.0)
-    assert done.get("fork0") and done.get("write1") and done.get("merge3"), done
+    race(bench, 2.0)
 
 
 @pytest.mark.long

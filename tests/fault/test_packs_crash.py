@@ -70,7 +70,8 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
         os.kill(child.pid, signal.SIGKILL)
         acknowledged |= {int(line) for line in child.stdout.read().split()}
         child.stdout.close()
-        assert child.wait(20) == -signal.SIGKILL
+        # It may have come to its end between its last word and the signal.
+        assert child.wait(60) in (-signal.SIGKILL, 0)
         at = packstore.open_packs(tmp_path, Host())
         packstore.check(at, uploads, acknowledged)
         at.close()

@@ -39,7 +39,7 @@ def crashed_in_put(server: Server, fs: TestFs, point: str, count: int) -> bool:
         connect(fs).write(b"/f", BytesBody(fresh_content(count)), PutOptions(append=True), key=f"key-{count}")
     except Unavailable:
         assert server.process is not None
-        wait_for(lambda: server.process and server.process.poll() is not None, 10, "the server to die")
+        wait_for(lambda: server.process and server.process.poll() is not None, 30, "the server to die")
         return True
     finally:
         server.end()

@@ -153,4 +153,4 @@ def test_a_lock_is_never_held_on_a_file_that_was_removed(place: Place) -> None:
             os.close(fd)
     finally:
         over.set()
-        thread.join(10)
+        thread.join(60)

@@ -48,7 +48,7 @@ def test_kill_in_the_middle_of_appends_keeps_every_acknowledged_entry(server: Se
         server.kill()
         stop.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert len(acknowledged) >= wanted, "nothing was at stake"
         server.restart()
         entries = _all(fs)
@@ -95,7 +95,7 @@ def test_append_with_a_crash_at_each_durable_step_is_whole_and_retried_once(
         with pytest.raises((OSError, HTTPException)):
             fs.ask("POST", "/journals/j/entries", body)
         assert server.process is not None
-        assert server.process.wait(10) == -signal.SIGKILL
+        assert server.process.wait(60) == -signal.SIGKILL
         server.env = {}
         server.restart()
         assert len(_all(fs)) == (5 if kept else 0)

@@ -135,10 +135,10 @@ def test_the_kernel_enforces_them_and_other_mounts_hear_of_changes(boxes: Callab
     def seen(wanted: str, *who: int) -> Callable[[], bool]:
         return lambda: sh(two.mountpoint, reading, *who) == wanted
 
-    wait_for(seen("secret\nx\n", BOB, TEAM), 20, "the ACLs to reach the other mount")
+    wait_for(seen("secret\nx\n", BOB, TEAM), 30, "the ACLs to reach the other mount")
     assert sh(two.mountpoint, f"setfacl -x u:{BOB} f; chmod g-rx d") == ""
     began = time.monotonic()
-    wait_for(lambda: sh(one.mountpoint, reading, BOB, TEAM) == denied, 20, "what was taken back")
+    wait_for(lambda: sh(one.mountpoint, reading, BOB, TEAM) == denied, 30, "what was taken back")
     assert time.monotonic() - began < 15
     assert facl(one, "f") == facl(two, "f")
 
@@ -153,13 +153,13 @@ def test_a_mount_without_acls_keeps_them_and_its_chmod_counts(boxes: Callable[..
     with_acl, without = boxes("--acl"), boxes()
     sh(with_acl.mountpoint, f"echo x > f; setfacl -m u:{BOB}:rw f; setfattr -n user.k -v v f")
     with_acl.drain()
-    wait_for(lambda: (without.mountpoint / "f").exists(), 20, "the file")
+    wait_for(lambda: (without.mountpoint / "f").exists(), 30, "the file")
     assert sh(without.mountpoint, f"setfacl -m u:{BOB}:r f").endswith("Operation not supported\n")
     assert os.listxattr(without.mountpoint / "f") == ["user.k"]
     sh(without.mountpoint, "mv f g; echo y >> g; chmod 640 g")
     without.drain()
-    wait_for(lambda: (with_acl.mountpoint / "g").exists(), 20, "the new name")
-    wait_for(lambda: "mask::r--" in facl(with_acl, "g"), 20, "the mask")
+    wait_for(lambda: (with_acl.mountpoint / "g").exists(), 30, "the new name")
+    wait_for(lambda: "mask::r--" in facl(with_acl, "g"), 30, "the mask")
     told = facl(with_acl, "g")
     assert f"user:{BOB}:rw-" in told
     assert told.endswith("640\n")

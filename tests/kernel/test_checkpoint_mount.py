@@ -201,12 +201,12 @@ def test_automatic_checkpoints(trusted: Server, tmp_path: Path) -> None:
     box = Sandbox(tmp_path / "auto", trusted.create(), "--auto-checkpoint", "300ms", "--keep", "last=2")
     try:
         box.mount()
-        wait_for(lambda: auto(box)["skipped"] >= 2 or auto(box)["made"] > 1, 20, "turns with nothing to do")
+        wait_for(lambda: auto(box)["skipped"] >= 2 or auto(box)["made"] > 1, 30, "turns with nothing to do")
         made = auto(box)["made"]
         assert made <= 1, "nothing changed, yet checkpoints were made"
         for number in range(3):
             (box.mountpoint / "f").write_text(str(number))
-            wait_for(lambda n=made + number + 1: auto(box)["made"] >= n, 20, "a checkpoint")  # type: ignore[misc]
+            wait_for(lambda n=made + number + 1: auto(box)["made"] >= n, 30, "a checkpoint")  # type: ignore[misc]
         status = auto(box)
         assert status["problem"] is None
         assert status["last_at"] is not None
@@ -364,7 +364,7 @@ def test_a_mounted_state_outlives_its_checkpoint_and_its_daemon(box: Sandbox, tm
         box.fsd("checkpoint", "delete", made["checkpoint_id"], "--yes")
         assert (shown.mountpoint / "f1").read_text() == "old 1"
         os.kill(shown.daemon, signal.SIGKILL)
-        wait_for(lambda: shown.status()["restarts"] == 1, 20, "the supervisor's next daemon")
+        wait_for(lambda: shown.status()["restarts"] == 1, 30, "the supervisor's next daemon")
         assert (shown.mountpoint / "f2").read_text() == "old 2"
         shown.unmount()
         again = shown.fsd(

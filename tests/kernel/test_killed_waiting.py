@@ -42,7 +42,7 @@ class Stuck:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.thread = wait_for(self._waiting, 20, "the daemon to wait in the kernel")
+        self.thread = wait_for(self._waiting, 30, "the daemon to wait in the kernel")
 
     def _waiting(self) -> str:
         for task in Path(f"/proc/{self.pid}/task").iterdir():
@@ -81,7 +81,7 @@ def both_gone(stuck: Stuck) -> bool:
 def test_a_killed_daemon_ends_by_itself(stuck: Stuck) -> None:
     assert stuck.thread == "fsd-send"
     stuck.kill()
-    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+    wait_for(lambda: both_gone(stuck), 30, "the daemon and its reader to end")
     assert stuck.tiny.start().returncode == 0
     assert os.listdir(stuck.tiny.place) == []
 
@@ -90,10 +90,10 @@ def test_a_killed_daemon_ends_by_itself(stuck: Stuck) -> None:
 def test_a_supervisor_helps_a_daemon_that_cannot_end(stuck: Stuck) -> None:
     assert stuck.thread != "fsd-send"
     stuck.kill()
-    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+    wait_for(lambda: both_gone(stuck), 30, "the daemon and its reader to end")
     wait_for(
         lambda: stuck.tiny.record().pid != stuck.pid and stuck.tiny.state() == runtime.MOUNTED,
-        20,
+        30,
         "the next daemon",
     )
     assert "its connection was ended" in Path(stuck.tiny.record().log).read_text()
@@ -102,23 +102,23 @@ def test_a_supervisor_helps_a_daemon_that_cannot_end(stuck: Stuck) -> None:
 @pytest.mark.parametrize("stuck", [["in-python", "alone"]], indirect=True)
 def test_the_next_mount_helps_or_says_what_to_do(stuck: Stuck) -> None:
     stuck.kill()
-    wait_for(lambda: remains.cannot_end(stuck.pid), 20, "the daemon to stay")
+    wait_for(lambda: remains.cannot_end(stuck.pid), 30, "the daemon to stay")
     told = stuck.tiny.start("no-rights")
     assert told.returncode == 7
     assert f"umount -f {stuck.tiny.place}" in told.stderr
     assert remains.cannot_end(stuck.pid)  # so it would have stayed
     assert stuck.tiny.start().returncode == 0
-    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+    wait_for(lambda: both_gone(stuck), 30, "the daemon and its reader to end")
 
 
 @pytest.mark.parametrize("stuck", [["in-python", "alone"]], indirect=True)
 def test_an_unmount_helps(stuck: Stuck) -> None:
     stuck.kill()
-    wait_for(lambda: remains.cannot_end(stuck.pid), 20, "the daemon to stay")
+    wait_for(lambda: remains.cannot_end(stuck.pid), 30, "the daemon to stay")
     with pytest.raises(NotDrained, match="was dead"):
         unmount.unmount(stuck.tiny.place, stuck.tiny.directory, 5, print, Host())
     assert not stuck.tiny.listed()
-    wait_for(lambda: both_gone(stuck), 20, "the daemon and its reader to end")
+    wait_for(lambda: both_gone(stuck), 30, "the daemon and its reader to end")
 
 
 def in_the_kernel(pid: int) -> bool:
@@ -144,8 +144,8 @@ def killed_and_back(box: Sandbox, server: Server, reader: subprocess.Popen[bytes
     try:
         wait_for(lambda: in_the_kernel(killed), 30, "the daemon to wait in the kernel")
         os.kill(killed, signal.SIGKILL)
-        wait_for(lambda: not os.path.exists(f"/proc/{killed}/task"), 20, "the daemon to end")
-        wait_for(lambda: reader.poll() is not None, 20, "the reader to end")
+        wait_for(lambda: not os.path.exists(f"/proc/{killed}/task"), 30, "the daemon to end")
+        wait_for(lambda: reader.poll() is not None, 30, "the reader to end")
     finally:
         if remains.cannot_end(killed):
             remains.end_connections(box.mountpoint, f"fsd:{box.fs.id}:{box.record.stem}")
@@ -189,7 +189,7 @@ def test_pages_are_dropped_of_a_file_somebody_reads(server: Server, tmp_path: Pa
                     ["dd", f"if={path}", "of=/dev/null", "bs=4096", "skip=768", "count=1"],
                     stderr=subprocess.DEVNULL,
                 )
-                wait_for(lambda: in_the_kernel(reader.pid), 20, "the reader to wait")
+                wait_for(lambda: in_the_kernel(reader.pid), 30, "the reader to wait")
                 block = mmap.mmap(-1, 4096)
                 block.write(b"n" * 4096)
 

@@ -327,7 +327,7 @@ def test_drain_ends_although_writers_go_on(place: Place) -> None:
     thread = threading.Thread(target=writer)
     thread.start()
     try:
-        wait_for(lambda: len(written) > 50, 10)
+        wait_for(lambda: len(written) > 50, 30)
         before = list(written)
         assert box.drain(timeout=30)["status"] == "drained"
     finally:
@@ -465,7 +465,7 @@ def test_what_is_gone_is_forgotten(place: Place) -> None:
         (box.mountpoint / "temporary").write_bytes(b"x")
         (box.mountpoint / "temporary").unlink()
     box.drain()
-    wait_for(lambda: box.status()["inodes"] < 20, 10, "the inodes to go", every=0.2)
+    wait_for(lambda: box.status()["inodes"] < 20, 30, "the inodes to go", every=0.2)
 
 
 def test_the_other_loop_and_no_xattrs(place: Place) -> None:

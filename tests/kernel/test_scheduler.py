@@ -85,7 +85,7 @@ class Call:
 
     def until_parked(self) -> None:
         """Returns when the thread waits in the kernel for our answer."""
-        wait_for(lambda: parked(self.thread.native_id or 0), 5, "the request to be parked")
+        wait_for(lambda: parked(self.thread.native_id or 0), 30, "the request to be parked")
 
 
 def exists(path: Path) -> Callable[[], object]:
@@ -168,7 +168,7 @@ def test_while_an_fsync_is_parked_only_writes_to_that_file_wait(tiny: Tiny) -> N
 def test_a_killed_client_with_a_parked_request_is_gone(tiny: Tiny) -> None:
     client = subprocess.Popen(["stat", str(tiny.place / "slow20000")], stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: parked(client.pid), 5, "the client to be parked")
+        wait_for(lambda: parked(client.pid), 30, "the client to be parked")
         start = time.monotonic()
         client.kill()
         assert client.wait(5) == -signal.SIGKILL
@@ -210,7 +210,7 @@ def test_a_program_that_handles_ctrl_c_gets_it_while_it_waits(
     try:
         assert client.stdout is not None
         client.stdout.readline()
-        wait_for(lambda: parked(client.pid), 5, "the client to be parked")
+        wait_for(lambda: parked(client.pid), 30, "the client to be parked")
         start = time.monotonic()
         client.send_signal(signal.SIGINT)
         assert client.wait(15) == code
@@ -227,7 +227,7 @@ def test_a_client_killed_between_poll_and_read_freezes_nothing(tiny_mini: Tiny) 
     for number in range(3):
         window.touch()
         client = subprocess.Popen(["stat", str(tiny.place / f"gone{number}")], stderr=subprocess.DEVNULL)
-        wait_for(lambda client=client: parked(client.pid), 5, "the request to be asked")  # type: ignore[misc]
+        wait_for(lambda client=client: parked(client.pid), 30, "the request to be asked")  # type: ignore[misc]
         client.kill()
         client.wait(5)
         window.unlink()
@@ -345,5 +345,5 @@ def test_lookups_are_counted_as_the_kernel_counts_them(tiny_mini: Tiny) -> None:
         os.stat(top / f"f{number}")
         os.unlink(top / f"f{number}")
     os.rmdir(top / "d")
-    wait_for(lambda: os.statvfs(top).f_files == 0, 5, "the kernel to forget what is gone")
+    wait_for(lambda: os.statvfs(top).f_files == 0, 30, "the kernel to forget what is gone")
     assert os.statvfs(top).f_ffree == 0

@@ -54,9 +54,9 @@ def test_holes_take_no_room_here_there_and_after_a_remount(box: Sandbox, tmp_pat
             file.write(b"z" * 4096)
         os.truncate(other.mountpoint / "plain", 1 << 30)
         other.drain()
-        wait_for(lambda: os.stat(top / "plain").st_size == 1 << 30, 20, "the new size")
+        wait_for(lambda: os.stat(top / "plain").st_size == 1 << 30, 30, "the new size")
         assert room(top / "plain") == 3 * MIB + 512
-        wait_for(lambda: room(top / "image") == room(other.mountpoint / "image") > 8192, 20, "the new block")
+        wait_for(lambda: room(top / "image") == room(other.mountpoint / "image") > 8192, 30, "the new block")
     os.truncate(top / "image", 0)
     assert room(top / "image") == 0
 

@@ -21,7 +21,7 @@ def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
     record = tiny.record()
     os.kill(record.pid, signal.SIGUSR1)
     text = wait_for(
-        lambda: t if "Current thread" in (t := Path(record.log).read_text()) else None, 5, "the stacks"
+        lambda: t if "Current thread" in (t := Path(record.log).read_text()) else None, 30, "the stacks"
     )
     assert "mini.py" in text
     assert "trio" in text

@@ -95,7 +95,7 @@ def test_a_killed_daemon_is_started_again_without_its_records(tiny: Tiny) -> Non
     (tiny.place / "d").mkdir()
     shutil.rmtree(tiny.directory.path)
     os.kill(before.pid, signal.SIGKILL)
-    wait_for(lambda: tiny.state() == runtime.MOUNTED and tiny.record().pid != before.pid, 10, "the restart")
+    wait_for(lambda: tiny.state() == runtime.MOUNTED and tiny.record().pid != before.pid, 30, "the restart")
     assert os.listdir(tiny.place) == []  # the volume in memory is a new one
     assert tiny.alive()
     assert unmount.status(tiny.place, tiny.directory)["restarts"] == 1
@@ -110,14 +110,14 @@ def test_a_mount_whose_records_were_tidied_up_is_found_again(tiny: Tiny) -> None
     for left in ("json", "sock", ""):
         old = tiny.directory.path / f"{before.mount_id}.{left}"
         shutil.rmtree(tiny.directory.path) if not left else old.unlink()
-        wait_for(lambda: tiny.state() == runtime.MOUNTED and Path(before.socket).exists(), 10, "the record")
-        wait_for(tiny.alive, 10, "the lock")
+        wait_for(lambda: tiny.state() == runtime.MOUNTED and Path(before.socket).exists(), 30, "the record")
+        wait_for(tiny.alive, 30, "the lock")
         told = unmount.status(tiny.place, tiny.directory)
         assert (told["pid"], told["restarts"]) == (before.pid, 0)
     os.utime(before.socket, (1, 1))
-    wait_for(lambda: os.stat(before.socket).st_mtime > 1, 10, "a younger socket")
+    wait_for(lambda: os.stat(before.socket).st_mtime > 1, 30, "a younger socket")
     tiny.kill_daemon()
-    wait_for(tiny.alive, 10, "the lock of the next daemon")
+    wait_for(tiny.alive, 30, "the lock of the next daemon")
     assert unmount.unmount(tiny.place, tiny.directory, 5, say, Host())["status"] == "unmounted"
     assert not tiny.alive()
 
@@ -159,7 +159,7 @@ def test_no_write_lands_in_the_directory_below_while_a_daemon_is_replaced(tiny: 
             for _ in range(RESTARTS_MAX - 1):
                 made = scribe.made
                 tiny.kill_daemon()
-                wait_for(lambda made=made: scribe.made > made + 20, 10, "writes after the restart")
+                wait_for(lambda made=made: scribe.made > made + 20, 30, "writes after the restart")
         finally:
             scribe.stop()
         assert scribe.refused <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
@@ -184,7 +184,7 @@ def test_several_dead_mounts_of_one_place_become_one(tiny: Tiny) -> None:
     record = tiny.record()
     for pid in (record.supervisor_pid, record.pid):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not tiny.alive(), 10, "both to end")
+    wait_for(lambda: not tiny.alive(), 30, "both to end")
     made = beneath.make(record.source, {"default_permissions"}, read_only=False)
     if made is None:  # not root: then nothing makes two
         return
@@ -220,7 +220,7 @@ def test_restarts_end_after_five(tiny: Tiny) -> None:
     for _ in range(RESTARTS_MAX):
         tiny.kill_daemon()
     os.kill(tiny.record().pid, signal.SIGKILL)
-    wait_for(lambda: not tiny.alive(), 10, "the supervisor to give up")
+    wait_for(lambda: not tiny.alive(), 30, "the supervisor to give up")
     # Whoever goes on writing is told; nothing lands in the directory below.
     with pytest.raises(OSError, match="not connected"):
         (tiny.place / "f").write_bytes(b"")
@@ -245,7 +245,7 @@ def test_both_killed_the_next_mount_cleans_up(tiny: Tiny) -> None:
     record = tiny.record()
     os.kill(record.supervisor_pid, signal.SIGKILL)
     os.kill(record.pid, signal.SIGKILL)
-    wait_for(lambda: not tiny.alive(), 10)
+    wait_for(lambda: not tiny.alive(), 30)
     with pytest.raises(OSError, match="not connected"):
         os.listdir(tiny.place)
     assert tiny.start().returncode == 0
@@ -259,7 +259,7 @@ def test_both_killed_unmount_detaches_and_does_not_claim_success(tiny: Tiny) -> 
     record = tiny.record()
     os.kill(record.supervisor_pid, signal.SIGKILL)
     os.kill(record.pid, signal.SIGKILL)
-    wait_for(lambda: not tiny.alive(), 10)
+    wait_for(lambda: not tiny.alive(), 30)
     with pytest.raises(NotDrained, match="was dead"):
         unmount.unmount(tiny.place, tiny.directory, 5, say, Host())
     assert not tiny.listed()
@@ -279,7 +279,7 @@ def test_unmount_names_who_keeps_it_busy(tiny: Tiny) -> None:
     finally:
         user.kill()
         user.wait(10)
-    wait_for(lambda: not tiny.alive(), 10)
+    wait_for(lambda: not tiny.alive(), 30)
 
 
 def test_unmount_waits_a_moment_for_a_user_nobody_sees(tiny: Tiny) -> None:
@@ -318,7 +318,7 @@ def test_wait_exit_of_a_mounted_place_is_busy(tiny: Tiny) -> None:
 def test_a_stop_signal_to_either_ends_both(tiny: Tiny, who: str, number: signal.Signals) -> None:
     assert tiny.start().returncode == 0
     os.kill(getattr(tiny.record(), who), number)
-    wait_for(lambda: not tiny.alive(), 8, "both to end")
+    wait_for(lambda: not tiny.alive(), 30, "both to end")
     assert not tiny.listed()
     assert unmount.wait_exit(tiny.place, tiny.directory, 1, say, Host())["exit"] == 0
 
@@ -329,9 +329,9 @@ def test_a_stop_signal_in_a_daemons_first_moments_is_a_stop(tiny: Tiny, number: 
     assert tiny.start().returncode == 0
     first = tiny.record()
     os.kill(first.pid, signal.SIGKILL)
-    pid = wait_for(lambda: child_of(first.supervisor_pid, but=first.pid), 10, "the next daemon")
+    pid = wait_for(lambda: child_of(first.supervisor_pid, but=first.pid), 30, "the next daemon")
     os.kill(pid, number)
-    wait_for(lambda: not tiny.alive(), 15, "both to end")
+    wait_for(lambda: not tiny.alive(), 30, "both to end")
     assert not tiny.listed()
     assert tiny.record().state == runtime.ENDED and tiny.record().restarts == 1
     assert tiny.start().returncode == 0
@@ -389,7 +389,7 @@ def test_a_command_that_goes_away_does_not_take_the_unmount_back(tiny: Tiny) -> 
     with connect(Path(tiny.record().socket)) as sock, sock.makefile("rb") as lines:
         sock.sendall(json.dumps(asked).encode() + b"\n")
         assert b"progress" in lines.readline()
-    wait_for(lambda: not tiny.listed(), 10, "the unmount")
+    wait_for(lambda: not tiny.listed(), 30, "the unmount")
     with pytest.raises(NotDrained):
         unmount.wait_exit(tiny.place, tiny.directory, 15, say, Host())
     assert not tiny.alive()
@@ -399,7 +399,7 @@ def test_a_stop_right_before_the_mount_leaves_nothing(tiny: Tiny) -> None:
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = tiny.command("foreground", "slow")
     with subprocess.Popen(command, cwd=TESTS, env=env, stderr=subprocess.PIPE) as process:
-        wait_for((tiny.base / "slow").exists, 10, "the step before the mount")
+        wait_for((tiny.base / "slow").exists, 30, "the step before the mount")
         process.terminate()
         assert process.wait(15) in (1, 6)
     assert not tiny.listed()
@@ -413,7 +413,7 @@ def test_a_stop_ends_a_mount_that_cannot_be_detached(tiny: Tiny, times: int) -> 
     record = tiny.record()
     for _ in range(times):
         os.kill(record.pid, signal.SIGTERM)
-    wait_for(lambda: not tiny.alive(), 20, "the end")
+    wait_for(lambda: not tiny.alive(), 30, "the end")
     assert tiny.record().state == runtime.ENDED
     assert tiny.record().restarts == 0
     assert tiny.record().ended["exit"] == 6

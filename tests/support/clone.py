@@ -62,7 +62,7 @@ class Clone(Sandbox):
             ],
             preexec_fn=die_with_parent,
         )
-        wait_for(lambda: (copied / "ready").exists(), 10, "the copy's namespaces")
+        wait_for(lambda: (copied / "ready").exists(), 30, "the copy's namespaces")
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
         self.init = int(children[0])
 
@@ -96,5 +96,5 @@ class Clone(Sandbox):
         """Everything in the namespaces ends with them."""
         self.holder.kill()
         self.holder.wait(20)
-        wait_for(lambda: not Path(f"/proc/{self.init}").exists(), 20, "the copy to end")
+        wait_for(lambda: not Path(f"/proc/{self.init}").exists(), 30, "the copy to end")
         shutil.rmtree(self.copied)

@@ -135,7 +135,7 @@ class Scene:
             freed.append(got.json["object_bytes"])
             return sum(freed) >= 2 * (2 << 20)
 
-        wait_for(swept, 20, "the objects of what was removed to go")
+        wait_for(swept, 30, "the objects of what was removed to go")
         assert self.fs.ask("GET", "/files/kept").body == self.kept
 
     def restarted(self) -> None:

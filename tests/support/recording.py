@@ -117,7 +117,7 @@ class Recording:
         """SIGSTOP; how many calls had returned by then."""
         self._process.send_signal(signal.SIGSTOP)
         # What it told before it stopped may still be in the pipe.
-        wait_for(lambda: stopped(self.pid), 10, "the recorder to stop")
+        wait_for(lambda: stopped(self.pid), 30, "the recorder to stop")
         count = -1
         while count != len(self.acked):
             count = len(self.acked)

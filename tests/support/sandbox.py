@@ -120,7 +120,7 @@ class Sandbox:
     def kill(self) -> None:
         """SIGKILL both, and wait until they are gone."""
         self.signal(signal.SIGKILL)
-        wait_for(lambda: not any(alive(pid) for pid in self.pids), 20, "killed processes to go")
+        wait_for(lambda: not any(alive(pid) for pid in self.pids), 30, "killed processes to go")
 
     def detach(self) -> None:
         """Take away what a killed daemon left in the kernel."""
@@ -163,7 +163,7 @@ class Sandbox:
         """Whatever state it is in: nothing is left of it."""
         self.signal(signal.SIGKILL)
         self.detach()
-        wait_for(lambda: not any(alive(pid) for pid in self.pids), 20, "killed processes to go")
+        wait_for(lambda: not any(alive(pid) for pid in self.pids), 30, "killed processes to go")
         clear_records(self.base)
 
 

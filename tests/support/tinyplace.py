@@ -64,7 +64,7 @@ class Tiny:
             preexec_fn=die_with_parent,
             start_new_session=True,
         )
-        wait_for(lambda: self.state() == runtime.MOUNTED, 10, "the mount")
+        wait_for(lambda: self.state() == runtime.MOUNTED, 30, "the mount")
         return self.foreground
 
     def record(self) -> Record:
@@ -90,7 +90,7 @@ class Tiny:
         before = self.record()
         os.kill(before.pid, signal.SIGKILL)
         wait_for(
-            lambda: self.record().pid != before.pid and self.state() == runtime.MOUNTED, 10, "the restart"
+            lambda: self.record().pid != before.pid and self.state() == runtime.MOUNTED, 30, "the restart"
         )
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Tiny:
                         os.kill(pid, signal.SIGKILL)
                     except ProcessLookupError:
                         continue
-            wait_for(lambda: not self.alive(), 10, "the killed processes to go")
+            wait_for(lambda: not self.alive(), 30, "the killed processes to go")
         while self.listed():
             subprocess.run(["fusermount3", "-uz", str(self.place)], check=True, timeout=10)
         if self.foreground is not None:

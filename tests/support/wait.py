@@ -13,7 +13,7 @@ T = TypeVar("T")
 _never = threading.Event()
 
 
-def wait_for(condition: Callable[[], T], timeout: float = 10.0, what: str = "", every: float = 0.02) -> T:
+def wait_for(condition: Callable[[], T], timeout: float = 30.0, what: str = "", every: float = 0.02) -> T:
     """The first true value of `condition()`; raises AssertionError naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:

@@ -260,9 +260,9 @@ def test_a_fork_is_mounted_and_written_while_it_is_copied(
         with sandbox(short_dir / "p", fs) as parent:
             assert (parent.mountpoint / "d3" / "f").read_bytes() == b"3"
             assert fs.ask("POST", "/merges", {"fork": child.id}).json["status"] == "merged"
-            wait_for(lambda: (parent.mountpoint / "d3" / "f").read_bytes() == b"three", 20, "the merge")
+            wait_for(lambda: (parent.mountpoint / "d3" / "f").read_bytes() == b"three", 30, "the merge")
             assert (parent.mountpoint / "new").read_bytes() == b"n"
-    wait_for(lambda: child.ask("GET", "").json["copied"], 20, "the copy")
+    wait_for(lambda: child.ask("GET", "").json["copied"], 30, "the copy")
 
 
 def test_two_servers_copy_one_fork(tmp_path: Path, postgres_server: PostgresServer) -> None:

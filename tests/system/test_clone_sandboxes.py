@@ -240,7 +240,7 @@ def test_a_copy_in_the_middle_of_a_commit(trusted: Server, tmp_path: Path, fault
         play.work(play.first.mountpoint, "under-way")
         drain = threading.Thread(target=play.first.fsd, args=("drain", os.fspath(play.first.mountpoint)))
         drain.start()
-        wait_for(lambda: play.proxy.pending() == 0, 10, "the commit to be under way")
+        wait_for(lambda: play.proxy.pending() == 0, 30, "the commit to be under way")
         play.copy()
         assert play.clone is not None
         play.clone.mount()
@@ -302,7 +302,7 @@ def test_a_copy_mounted_at_another_place(trusted: Server, tmp_path: Path) -> Non
             assert os.listdir(other.mountpoint) == []
             sent = other.json("recover", old, "--state-dir", os.fspath(other.state))
             assert sent["status"] == "recovered"
-            wait_for(lambda: (other.mountpoint / "unsent-moved").exists(), 5, "the mount to show it")
+            wait_for(lambda: (other.mountpoint / "unsent-moved").exists(), 30, "the mount to show it")
             other.unmount()
         finally:
             other.close()

@@ -64,7 +64,7 @@ def test_deleted_filesystem_leaves_no_rows_and_no_objects(server: Server) -> Non
     fs.ask("POST", "/sessions", {"mount_id": "m"})
     assert _objects(server, fs), "nothing is at stake"
     assert server.admin("DELETE", f"{BASE}/{fs.id}").status == 200
-    wait_for(lambda: _rows(server) == {}, 20, "the rows to go")
+    wait_for(lambda: _rows(server) == {}, 30, "the rows to go")
     assert _objects(server, fs) == []
 
 
@@ -81,7 +81,7 @@ def test_a_crash_while_a_deleted_filesystem_goes_is_continued(server: Server, po
     assert server.process.wait(20) == -9
     server.env = {}
     server.restart()
-    wait_for(lambda: _rows(server)["fs"] == 1, 20, "the rows to go")
+    wait_for(lambda: _rows(server)["fs"] == 1, 30, "the rows to go")
     assert _objects(server, fs) == [] and _objects(server, kept)
     assert len(kept.ask("GET", "/files/big").body) == 3 << 20
 

@@ -309,7 +309,7 @@ def detached(play: Round, disk: bool = False) -> History:
     # Linux makes no unmount wait for a FUSE daemon: it learns of it at once, and syncs its log first. (umount
     # itself waits for more where the helper is installed.)
     wait_for(
-        lambda: play.sandbox.record_state() in ("detached", "ended"), 5, "the daemon to notice", every=0.005
+        lambda: play.sandbox.record_state() in ("detached", "ended"), 30, "the daemon to notice", every=0.005
     )
     return history
 

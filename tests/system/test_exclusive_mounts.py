@@ -69,7 +69,7 @@ def test_it_binds_commands_and_other_mounts_until_it_is_unmounted(
     assert "is the writer of /t since" in ran.stderr and "nothing was run" in ran.stderr
     assert not (other.base / "ran").exists()
     assert other.fsd("run", "--path", "/", "--", "true").returncode == 0
-    wait_for(lambda: other.status()["leases"], 5, "the other mount to hear of it")
+    wait_for(lambda: other.status()["leases"], 30, "the other mount to hear of it")
     fails(errno.EROFS, lambda: (other.mountpoint / "t" / "f").write_text("no"))
     fails(errno.EROFS, lambda: (other.mountpoint / "t" / "new").mkdir())
     (other.mountpoint / "beside").write_text("free")
@@ -81,7 +81,7 @@ def test_it_binds_commands_and_other_mounts_until_it_is_unmounted(
         ("writer", "/t")
     ]
     assert holder.unmount()["status"] == "unmounted"
-    wait_for(lambda: not other.status()["leases"], 5, "the other mount to hear of the end")
+    wait_for(lambda: not other.status()["leases"], 30, "the other mount to hear of the end")
     assert (other.mountpoint / "t" / "f").read_text() == "of the holder"
     (other.mountpoint / "t" / "f").write_text("free again")
     third.mount()  # at once: nothing waits for a lease to expire
@@ -153,7 +153,7 @@ def test_fenced_off_it_turns_read_only_and_people_decide(
 ) -> None:
     late, second, proxy = cut_off(server, boxes)
     with proxy:
-        wait_for(lambda: late.status()["exclusive"]["state"] == "lost", 20, "the late one to be told")
+        wait_for(lambda: late.status()["exclusive"]["state"] == "lost", 30, "the late one to be told")
         told = late.status()
         assert "took it at" in told["exclusive"]["reason"] and "took it at" in told["reason"]
         assert told["pending"]["operations"] or told["pending"]["files"]
@@ -164,7 +164,7 @@ def test_fenced_off_it_turns_read_only_and_people_decide(
         os.close(fd)
         ended = late.fsd("unmount", str(late.mountpoint), "--output", "json", check=False)
         assert ended.returncode == 6
-        wait_for(lambda: not any(map(alive, late.pids)), 20, "the late one to end")
+        wait_for(lambda: not any(map(alive, late.pids)), 30, "the late one to end")
         again = late.fsd("mount", str(late.mountpoint), "--state-dir", str(late.state), check=False)
         assert again.returncode == 6 and "--as-conflicts" in again.stderr
         assert recover(late).returncode == 6
@@ -200,7 +200,7 @@ def test_fenced_off_it_turns_read_only_and_people_decide(
 def test_what_a_fenced_off_mount_had_can_be_dropped(server: Server, boxes: Callable[..., Sandbox]) -> None:
     late, second, proxy = cut_off(server, boxes)
     with proxy:
-        wait_for(lambda: late.status()["exclusive"]["state"] == "lost", 20, "the late one to be told")
+        wait_for(lambda: late.status()["exclusive"]["state"] == "lost", 30, "the late one to be told")
         late.kill()
         late.detach()
         assert recover(late, "--discard").returncode == 2  # nobody to ask
@@ -222,9 +222,9 @@ def test_cut_off_for_long_and_nobody_came_it_goes_on(server: Server, boxes: Call
         before = holder.status()["exclusive"]["fence"]
         proxy.refuse()
         (holder.mountpoint / "f").write_text("while cut off")
-        wait_for(lambda: not fs.ask("GET", "/leases").json["leases"], 20, "the lease to expire")
+        wait_for(lambda: not fs.ask("GET", "/leases").json["leases"], 30, "the lease to expire")
         proxy.accept()
-        wait_for(lambda: holder.status()["exclusive"]["fence"] > before, 20, "it to be taken again")
+        wait_for(lambda: holder.status()["exclusive"]["fence"] > before, 30, "it to be taken again")
         assert holder.drain()["status"] == "drained"
         assert holder.status()["conflicts"] == 0
 
@@ -236,8 +236,8 @@ def test_a_renewal_that_hangs_does_not_cost_the_lease(server: Server, boxes: Cal
         holder.mount()
         told = holder.status()["exclusive"]
         proxy.next(BLACK_HOLE, lambda request: request.path.endswith("/renew"))
-        wait_for(lambda: not proxy.pending(), 20, "a renewal to hang")
-        wait_for(lambda: proxy.count("leases") >= 3, 20, "the next ones")
+        wait_for(lambda: not proxy.pending(), 30, "a renewal to hang")
+        wait_for(lambda: proxy.count("leases") >= 3, 30, "the next ones")
         assert fs.ask("GET", "/leases").json["leases"][0]["fence"] == told["fence"]
         assert holder.status()["exclusive"] == told  # it never expired
 

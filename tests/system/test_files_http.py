@@ -407,7 +407,7 @@ def test_a_request_cut_short_changes_nothing(files: Files, shared_fs: TestFs, ch
     body = b"x" * (2 * MIB)
     with socket.create_connection(("127.0.0.1", shared_fs.server.port), 10) as sock:
         sock.sendall(head.encode() + (b"%x\r\n%b\r\n" % (len(body), body) if chunked else body))
-    wait_for(lambda: in_flight(shared_fs) == 1, 10, "the server to notice")
+    wait_for(lambda: in_flight(shared_fs) == 1, 30, "the server to notice")
     assert get(files, b"/f") == b"before" and files.stat(b"/")["fs_seq"] == 1
 
 

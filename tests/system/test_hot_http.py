@@ -144,7 +144,7 @@ def test_a_long_poll_of_the_feed_returns_with_the_commit(shared_fs: TestFs) -> N
         text = shared_fs.server.ask("GET", "/metrics").body.decode()
         return "fsd_long_polls_waiting 40" in text
 
-    wait_for(waiting, 20, "40 polls")
+    wait_for(waiting, 30, "40 polls")
     assert shared_fs.ask("GET", "/journals").status == 200, "polls hold no thread that others need"
     answer = commit(
         shared_fs,
@@ -175,7 +175,7 @@ def test_a_token_revoked_while_it_polls_gets_no_answer(shared_fs: TestFs, subjec
     def waiting() -> bool:
         return "fsd_long_polls_waiting 0" not in fs.server.ask("GET", "/metrics").body.decode()
 
-    wait_for(waiting, 20, "the poll")
+    wait_for(waiting, 30, "the poll")
     route = f"/v1/file-systems/{fs.id}/tokens/{made['token_id']}/disable"
     assert fs.server.ask("POST", route, {}, token=fs.server.admin_key).status == 200
     if subject == "journal":

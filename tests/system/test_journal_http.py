@@ -242,7 +242,7 @@ def test_a_long_poll_returns_with_the_entry(fs: TestFs) -> None:
     metrics = "fsd_long_polls_waiting"
     from support.wait import wait_for
 
-    wait_for(lambda: f"{metrics} 0" not in fs.server.ask("GET", "/metrics").body.decode(), 10, "the poll")
+    wait_for(lambda: f"{metrics} 0" not in fs.server.ask("GET", "/metrics").body.decode(), 30, "the poll")
     append(fs, [ENTRY])
     poll.join(10)
     assert got and got[0]["entries"][0]["step"] == "inspection-complete"

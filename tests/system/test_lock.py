@@ -49,7 +49,7 @@ def test_one_at_a_time_and_who_waits_is_told_by_whom(shared_fs: TestFs, tmp_path
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     first = start(shared_fs, "/db", "--", "sh", "-c", f"read line < {gate}; echo done")
-    wait_for(lambda: held(shared_fs), 20, "the lock to be taken")
+    wait_for(lambda: held(shared_fs), 30, "the lock to be taken")
     late = process("lock", "/db", "--timeout", "0", "--output", "json", "--", "true", env=shared_fs.env)
     assert late.code == 7
     assert late.error["code"] == "lease_held"
@@ -76,12 +76,12 @@ def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs
         "-c",
         f"trap 'kill $!; echo got; exit 3' {name}; sleep 30 >&- 2>&- & wait",
     )
-    wait_for(lambda: held(shared_fs), 20, "the lock to be taken")
+    wait_for(lambda: held(shared_fs), 30, "the lock to be taken")
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-    wait_for(children.read_text, 20, "the command to run")
+    wait_for(children.read_text, 30, "the command to run")
     # The trap is set when the shell has a child of its own.
     shell = int(children.read_text().split()[0])
-    wait_for(Path(f"/proc/{shell}/task/{shell}/children").read_text, 20, "the shell's child")
+    wait_for(Path(f"/proc/{shell}/task/{shell}/children").read_text, 30, "the shell's child")
     running.send_signal(number)
     out, err = running.communicate(timeout=20)
     assert (running.returncode, out) == (3, "got\n"), err
@@ -90,7 +90,7 @@ def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs
 
 def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:
     first = start(shared_fs, "/db", "--", "sleep", "60")
-    wait_for(lambda: held(shared_fs), 20, "the lock to be taken")
+    wait_for(lambda: held(shared_fs), 30, "the lock to be taken")
     waiting = start(shared_fs, "/db", "--", "echo", "never")
     assert waiting.stderr is not None
     waiting.stderr.readline()

@@ -90,7 +90,7 @@ def test_create_with_wait_comes_before_its_server(tmp_path: Path) -> None:
         )
     try:
         wait_for(
-            lambda: b"waiting for `fsd serve`" in said.read_bytes(), 10, "the command to say that it waits"
+            lambda: b"waiting for `fsd serve`" in said.read_bytes(), 30, "the command to say that it waits"
         )
         server.start()
         out, _ = early.communicate(timeout=40)

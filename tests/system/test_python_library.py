@@ -146,7 +146,7 @@ def test_a_run_of_checkpoints(fs: FileSystem) -> None:
     assert there.keep_newest("t", 1) == ["a", "b"]
     assert {row["key"] for row in there.list_blob_references()} == {blob, key("b")}
     loose = fs.blobs.put(b"nobody's")
-    wait_for(lambda: there.sweep(older_than_ms=0) == [loose], 10, "the clock to move on")
+    wait_for(lambda: there.sweep(older_than_ms=0) == [loose], 30, "the clock to move on")
     assert fs.blobs.get(blob) == data
     lease = there.acquire_writer("t")
     there.delete_head("t", "c", writer=lease)
@@ -251,7 +251,7 @@ def test_a_failed_renewal_is_what_the_caller_sees(trusted: Server) -> None:
         def block() -> None:
             with fs.checkpoints.writer("t") as writer:
                 fs.checkpoints._call("release", {"writer": writer.current()})
-                wait_for(lambda: writer._failed is not None, 10, "a renewal to fail")
+                wait_for(lambda: writer._failed is not None, 30, "a renewal to fail")
                 with pytest.raises(WriterLost):
                     fs.checkpoints.append(checkpoint("a"), expected_head_id=None, writer=writer)
                 raise ValueError("the caller's own")
@@ -266,7 +266,7 @@ def test_a_lease_shows_when_it_ends(fs: FileSystem) -> None:
     lease = fs.checkpoints.acquire_writer("t")
     before = lease.expires_at
     assert (lease.thread_id, lease.fence, lease.renew_after_ms) == ("t", 1, LEASE / 2)
-    wait_for(lambda: lease.renew() > before, 10, "a later end")
+    wait_for(lambda: lease.renew() > before, 30, "a later end")
     assert lease.expires_at > before
     lease.release()
 
@@ -435,7 +435,7 @@ def test_a_cancelled_acquire_leaves_no_lease(library: str, trusted: Server, toke
                 return False
             return True
 
-        wait_for(free, 20, "the leases to be given back")
+        wait_for(free, 30, "the leases to be given back")
 
 
 @both
@@ -461,7 +461,7 @@ def test_a_cancelled_block_releases_its_lease(library: str, token: str) -> None:
                 return False
             return True
 
-        wait_for(free, 10, "the release")
+        wait_for(free, 30, "the release")
 
 
 def test_the_two_libraries_have_the_same_methods() -> None:

@@ -53,15 +53,15 @@ def test_a_restore_from_a_sandbox_shows_in_it_and_in_others(
     after = tree(here)
     # Not drained: what the mount here still holds goes into what is kept of the replaced state.
     done = here.json("checkpoint", "restore", name, "--yes")
-    wait_for(lambda: tree(here) == before, 20, "the restored tree here")
+    wait_for(lambda: tree(here) == before, 30, "the restored tree here")
     other.mount()
     assert tree(other) == before
     assert elsewhere(shared_fs, done["undo_checkpoint_id"], force=False) == 409
     assert elsewhere(shared_fs, done["undo_checkpoint_id"], force=True) == 200
     for one in two:
-        wait_for(lambda one=one: tree(one) == after, 20, "the tree of before in both")
+        wait_for(lambda one=one: tree(one) == after, 30, "the tree of before in both")
     (work / "f1").write_text("three")
-    wait_for(lambda: tree(other)["work/f1"] == "three", 20, "the mounts to go on")
+    wait_for(lambda: tree(other)["work/f1"] == "three", 30, "the mounts to go on")
 
 
 def test_what_another_mount_had_not_sent_is_kept_beside(
@@ -81,7 +81,7 @@ def test_what_another_mount_had_not_sent_is_kept_beside(
         file.flush()
         assert elsewhere(shared_fs, name, force=True) == 200
     other.drain()
-    wait_for(lambda: len(tree(here)) == 2, 20, "both versions")
+    wait_for(lambda: len(tree(here)) == 2, 30, "both versions")
     found = tree(here)
     assert found.pop("a") == "one"
     ((beside, content),) = found.items()
@@ -100,7 +100,7 @@ def test_a_killed_daemon_is_in_the_way_of_no_restore(two: tuple[Sandbox, Sandbox
     here.detach()
     here.mount()
     here.json("checkpoint", "restore", name, "--yes")
-    wait_for(lambda: file.read_text() == "one", 20, "the restored file")
+    wait_for(lambda: file.read_text() == "one", 30, "the restored file")
     file.write_text("three")
     here.kill()
     here.detach()

@@ -120,7 +120,7 @@ def test_a_stop_ends_long_polls_at_once_and_finishes_what_runs(server: Server, n
     ]
     for poll in polls:
         poll.start()
-    wait_for(lambda: "fsd_long_polls_waiting 2" in server.ask("GET", "/metrics").body.decode(), 10, "polls")
+    wait_for(lambda: "fsd_long_polls_waiting 2" in server.ask("GET", "/metrics").body.decode(), 30, "polls")
     # A request in flight: its body is half sent when the stop comes.
     slow = socket.create_connection(("127.0.0.1", server.port), timeout=10)
     body = b'{"entries":[{"type":"a"}]}'
@@ -129,7 +129,7 @@ def test_a_stop_ends_long_polls_at_once_and_finishes_what_runs(server: Server, n
         f"Authorization: Bearer {fs.token}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     slow.sendall(head.encode() + body[:10])
-    wait_for(lambda: "fsd_requests_in_flight 4" in server.ask("GET", "/metrics").body.decode(), 10, "it")
+    wait_for(lambda: "fsd_requests_in_flight 4" in server.ask("GET", "/metrics").body.decode(), 30, "it")
     started = time.monotonic()
     assert server.process is not None
     server.process.send_signal(number)
@@ -163,10 +163,10 @@ def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path) -> None:
             f"POST /v1/file-systems/{fs.id}/journals HTTP/1.1\r\nHost: x\r\n"
             f"Authorization: Bearer {fs.token}\r\nContent-Length: 100\r\n\r\n".encode()
         )
-        wait_for(lambda: "fsd_requests_in_flight 2" in server.ask("GET", "/metrics").body.decode(), 10, "it")
+        wait_for(lambda: "fsd_requests_in_flight 2" in server.ask("GET", "/metrics").body.decode(), 30, "it")
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: _refuses(server), 5, "the first signal to count")
+        wait_for(lambda: _refuses(server), 30, "the first signal to count")
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(3) == 0

@@ -101,7 +101,7 @@ def test_a_state_directory_removed_under_a_mount(server: Server, short_dir: Path
         server.stop()
         os.write(before, b"before" * 50_000)
         shutil.rmtree(box.state)
-        wait_for(lambda: list(box.state.rglob("log.*")), 10, "the log to be back")
+        wait_for(lambda: list(box.state.rglob("log.*")), 30, "the log to be back")
         for at in range(70):
             os.pwrite(after, os.urandom(1 << 20), at << 20)
         os.close(before)

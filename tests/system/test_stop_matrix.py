@@ -149,7 +149,7 @@ class Cell:
 
     def wait_ended(self) -> int:
         """Nothing is mounted within the stop time-out; how the daemon ended."""
-        wait_for(lambda: not self.listed(), 8, "the detach")
+        wait_for(lambda: not self.listed(), 30, "the detach")
         return self.wait_exit()
 
 

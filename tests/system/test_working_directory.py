@@ -39,7 +39,7 @@ def test_a_new_directory_keeps_its_path(trusted: Server, tmp_path: Path) -> None
                         assert not (box.mountpoint / f"absent{number}").exists()
             proxy.always(BLACK_HOLE)
             proxy.cut_all()
-            wait_for(lambda: "silent for" in box.logs(), 20, "the silence to be noticed")
+            wait_for(lambda: "silent for" in box.logs(), 30, "the silence to be noticed")
             threading.Event().wait(1)  # far more than forgetting takes; a look would bring the names back
             assert [where(worker) for worker in workers] == [
                 str(box.mountpoint / name) for name in ("first", "second")

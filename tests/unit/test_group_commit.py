@@ -61,7 +61,7 @@ def test_those_that_wait_run_together_in_order() -> None:
     threads = []
     for number in range(10):
         threads.append(runs.call(number))
-        wait_for(lambda number=number: runs.commit._busy == 1 and runs.waiting() == number, 5, "its place")
+        wait_for(lambda number=number: runs.commit._busy == 1 and runs.waiting() == number, 30, "its place")
     runs.go.set()
     finish(threads)
     assert runs.results == {number: number for number in range(10)}
@@ -74,7 +74,7 @@ def test_a_group_has_a_bound_and_the_rest_has_its_own_leader(monkeypatch: pytest
     threads = []
     for number in range(10):
         threads.append(runs.call(number))
-        wait_for(lambda number=number: runs.commit._busy == 1 and runs.waiting() == number, 5, "its place")
+        wait_for(lambda number=number: runs.commit._busy == 1 and runs.waiting() == number, 30, "its place")
     runs.go.set()
     finish(threads)
     assert runs.results == {number: number for number in range(10)}
@@ -87,7 +87,7 @@ def test_the_queue_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     for number in range(3):
         threads.append(runs.call(number))
-        wait_for(lambda number=number: runs.commit._busy == 1 and runs.waiting() == number, 5, "its place")
+        wait_for(lambda number=number: runs.commit._busy == 1 and runs.waiting() == number, 30, "its place")
     with pytest.raises(Unavailable, match="2 writes are waiting"):
         runs.commit.submit(lambda tx: 0)
     runs.go.set()
@@ -98,9 +98,9 @@ def test_the_queue_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_leaders_run_beside_each_other() -> None:
     runs = Runs(leaders=3)
     threads = [runs.call(number) for number in range(3)]
-    wait_for(lambda: runs.commit._busy == 3, 5, "three leaders")
+    wait_for(lambda: runs.commit._busy == 3, 30, "three leaders")
     threads.append(runs.call(3))
-    wait_for(lambda: runs.waiting() == 1, 5, "the fourth to wait")
+    wait_for(lambda: runs.waiting() == 1, 30, "the fourth to wait")
     runs.go.set()
     finish(threads)
     assert sorted(value for values in runs.together for value in values) == [0, 1, 2, 3]
@@ -130,7 +130,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(commit._queue) == 2, 5, "two to wait")
+    wait_for(lambda: len(commit._queue) == 2, 30, "two to wait")
     go.set()
     finish(threads)
     assert sorted(type(end).__name__ for end in ends) == ["KeyboardInterrupt", "Unavailable", "Unavailable"]
@@ -148,10 +148,10 @@ def test_inside_a_transaction_none_is_begun() -> None:
 def test_close_waits_for_what_runs_and_refuses_what_comes() -> None:
     runs = Runs()
     threads = [runs.call(1)]
-    wait_for(lambda: runs.commit._busy == 1, 5, "a leader")
+    wait_for(lambda: runs.commit._busy == 1, 30, "a leader")
     closing = threading.Thread(target=runs.commit.close)
     closing.start()
-    wait_for(lambda: runs.commit._closed, 5, "the close to begin")
+    wait_for(lambda: runs.commit._closed, 30, "the close to begin")
     with pytest.raises(Unavailable, match="closed"):
         runs.commit.submit(lambda tx: 0)
     assert closing.is_alive()
@@ -170,11 +170,11 @@ def test_a_transaction_that_took_long_takes_no_more() -> None:
 
     first = threading.Thread(target=lambda: runs.results.update({0: runs.commit.submit(slow)}))
     first.start()
-    wait_for(lambda: runs.commit._busy == 1, 10, "the leader")
+    wait_for(lambda: runs.commit._busy == 1, 30, "the leader")
     threads = [first]
     for number in (1, 2):
         threads.append(runs.call(number))
-        wait_for(lambda n=number: runs.waiting() == n, 10, "the queue")  # type: ignore[misc]
+        wait_for(lambda n=number: runs.waiting() == n, 30, "the queue")  # type: ignore[misc]
     runs.go.set()
     finish(threads)
     assert runs.together == [["slow"], [1, 2]]

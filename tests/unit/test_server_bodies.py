@@ -50,7 +50,7 @@ def test_a_body_that_drips_or_stands_still_is_given_up(pause: float, monkeypatch
 
     async def scene() -> None:
         with pytest.raises(Unavailable, match="too slowly"):
-            await asyncio.wait_for(read_body(request(receive), 10**6), 20)
+            await asyncio.wait_for(read_body(request(receive), 10**6), 30)
 
     asyncio.run(scene())
 
@@ -89,7 +89,7 @@ def test_large_bodies_wait_for_a_slot_unread(length: int | None) -> None:
         assert not read.is_set()
         release_large(first)
         release_large(first)
-        assert (await asyncio.wait_for(waiting, 20))[0] == {"a": 1}
+        assert (await asyncio.wait_for(waiting, 30))[0] == {"a": 1}
         assert shared.state.fsd.large_bodies.locked()
         release_large(second)
         assert not shared.state.fsd.large_bodies.locked()
@@ -116,10 +116,10 @@ def test_huge_manifests_wait_for_a_slot_of_their_own() -> None:
         assert (await read_foreign(ctx, first))[0] == {"a": "\ud800"}
         waiting = asyncio.create_task(read_foreign(ctx, sent(JSON_BODY_MAX + 1, events[1])))
         small = sent(256 * KIB + 1, events[2])
-        assert (await asyncio.wait_for(read_foreign(ctx, small), 20))[0] == {"a": "\ud800"}
+        assert (await asyncio.wait_for(read_foreign(ctx, small), 30))[0] == {"a": "\ud800"}
         assert not events[1].is_set()
         release_large(first)
-        assert (await asyncio.wait_for(waiting, 20))[0] == {"a": "\ud800"}
+        assert (await asyncio.wait_for(waiting, 30))[0] == {"a": "\ud800"}
 
     asyncio.run(scene())
 
@@ -145,7 +145,7 @@ def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPa
         opened = files._Opened(FILE, (0, 8), False, reading, b"1234")  # type: ignore[arg-type]
         answer = files._file_response(Pool(), opened)  # type: ignore[arg-type]
         with pytest.raises(Unavailable, match="taken"):
-            await asyncio.wait_for(answer({"method": "GET"}, receive, send), 20)  # type: ignore[arg-type]
+            await asyncio.wait_for(answer({"method": "GET"}, receive, send), 30)  # type: ignore[arg-type]
 
     asyncio.run(scene())
 
@@ -234,7 +234,7 @@ def test_a_large_body_keeps_its_pace_or_is_given_up(monkeypatch: pytest.MonkeyPa
 
         async def read(self, length: int) -> bytes:
             self.made = request(self.receive, length=length)
-            return await asyncio.wait_for(read_body(self.made, 10**6), 20)
+            return await asyncio.wait_for(read_body(self.made, 10**6), 30)
 
     async def scene() -> None:
         assert len(await Kept(b"x" * 400, 20).read(21 * 400)) == 21 * 400

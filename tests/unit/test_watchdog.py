@@ -36,7 +36,7 @@ def test_clients_nobody_closes_leave_no_threads(
         for one in made:
             stack.enter_context(one.within(pair[0], 60))
         assert timing() >= before + 40  # each is at work while something is timed
-    wait_for(lambda: timing() <= before, 20, "the threads to end")
+    wait_for(lambda: timing() <= before, 30, "the threads to end")
     with made[0].within(pair[0], 0.1):  # and it is there again when it is needed
         pair[1].settimeout(20)
         assert pair[1].recv(1) == b""
@@ -57,4 +57,4 @@ def test_a_socket_that_is_late_is_ended_while_others_come_in_time(
         assert theirs.recv(1) == b"x"
     dog.close()
     with dog.within(pair[0], 60):
-        wait_for(lambda: dog._thread is None, 20, "the thread to end")
+        wait_for(lambda: dog._thread is None, 30, "the thread to end")
