@@ -3,66 +3,36 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import IO, Any
 
 from fsd import __version__
-from fsd.cli import helptext, parse, table
+from fsd.cli import helptext, parse, standard, table
 from fsd.cli.context import Context, Interrupted, Streams, call
 from fsd.cli.env import Environment, redactor
 from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render
 from fsd.cli.table import Table
-from fsd.model.errors import FsdError, InternalError, Unsupported, UsageError
+from fsd.model.errors import FsdError, InternalError, NoSpace, PosixError, Unsupported, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point. Returns the exit code; never raises but SystemExit from a broken pipe's signal."""
     words = list(sys.argv[1:] if argv is None else argv)
-    streams = _streams()
+    standard.hold_numbers()
+    streams = standard.streams()
     code = run(words, Environment(dict(os.environ)), streams)
     try:
         streams.stdout.flush()
     except BrokenPipeError:
         code = _broken_pipe()
     except OSError as exc:
-        code = _fail(_output_error(exc), None, "text", streams)
+        # Told already where the command failed because of it: what it had written is still in the buffer.
+        code = code or _fail(_output_error(exc), None, "text", streams)
         _drop_stdout()
     return code
-
-
-def _streams() -> Streams:
-    # A locale that cannot write a name must not turn an answer into an error.
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors="backslashreplace")
-
-    def terminal(stream: IO[Any] | None) -> bool:
-        return stream is not None and stream.isatty()
-
-    # A stream that was closed before we started is None. What nobody reads may be dropped; input that is not
-    # there is no empty input: it would replace a file by nothing.
-    return Streams(
-        stdin=sys.stdin.buffer if sys.stdin is not None else io.BufferedReader(_ClosedInput()),
-        stdout=sys.stdout.buffer if sys.stdout is not None else io.BytesIO(),
-        stderr=sys.stderr if sys.stderr is not None else io.StringIO(),
-        interactive=terminal(sys.stdin) and terminal(sys.stderr),
-        stdout_terminal=terminal(sys.stdout),
-        stderr_terminal=terminal(sys.stderr),
-    )
-
-
-class _ClosedInput(io.RawIOBase):
-    """Standard input that was closed before we started: reading it fails, as read(2) does."""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard input")
 
 
 def _broken_pipe() -> int:
@@ -78,7 +48,10 @@ def _drop_stdout() -> None:
 
 def _output_error(exc: OSError) -> FsdError:
     where = f" {exc.filename}" if exc.filename else ""
-    return FsdError(f"a local file or stream{where} failed: {exc.strerror or exc}")
+    told = f"a local file or stream{where} failed: {exc.strerror or exc}"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(told, hint="free space there")
+    return PosixError(exc.errno, told) if exc.errno else FsdError(told)
 
 
 def run(argv: list[str], env: Environment, streams: Streams) -> int:
@@ -86,13 +59,13 @@ def run(argv: list[str], env: Environment, streams: Streams) -> int:
     rows = table.load()
     given = list(argv)
     argv, lead = _without_lead(argv)
-    early = _help_or_version(rows, argv, streams)
-    if early is not None:
-        return early
     long = bool(argv) and _is_long(rows, argv)
     context: Context | None = None
     format = _guess_format(given, long, streams)
     try:
+        early = _help_or_version(rows, argv, streams)
+        if early is not None:
+            return early
         found = rows.find(argv)
         if found is None:
             raise _unknown(rows, argv)
@@ -219,9 +192,10 @@ def _finish(context: Context, result: Result) -> int:
     if isinstance(result, Raw):
         return result.exit_code
     text = render(result, context.format, context.args.query)
-    # Half characters stand for bytes that are no UTF-8; written so they are escapes that JSON knows too.
-    context.streams.stdout.write(text.encode("utf-8", "backslashreplace"))
-    context.streams.stdout.flush()
+    if not isinstance(context.streams.stdout, standard.ClosedOutput):
+        # Half characters stand for bytes that are no UTF-8; written so they are escapes that JSON knows too.
+        context.streams.stdout.write(text.encode("utf-8", "backslashreplace"))
+        context.streams.stdout.flush()
     if result.error is not None:
         return _fail(result.error, context, context.format, context.streams)
     return result.exit_code

@@ -491,21 +491,25 @@ def test_run_without_a_mount(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa
 def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:  # noqa: F811
     fsd(shared_fs, "cp", "-", ":/file", stdin=b"x" * 100_000)
     env = {"PATH": os.environ["PATH"], **shared_fs.env}
-    for command in ("cat /file", "ls /"):
-        done = subprocess.run(
-            ["bash", "-c", f'"{sys.executable}" -m fsd {command} > /dev/full'],
-            env=env,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1, command
-        assert b"No space left" in done.stderr
-        assert b"Traceback" not in done.stderr
-    closed = subprocess.run(
-        ["bash", "-c", f'"{sys.executable}" -m fsd ls / >&- 2>&-'], env=env, timeout=60, check=False
-    )
-    assert closed.returncode in (0, 1)
+
+    def run(command: str) -> tuple[int, bytes]:
+        words = ["bash", "-c", f'"{sys.executable}" -m fsd {command}']
+        done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False)
+        return done.returncode, done.stderr
+
+    for command in ("cat /file", "ls /", "--help"):
+        code, told = run(f"{command} > /dev/full")
+        assert code == 1, command
+        assert told.count(b"fsd [ERROR]") == 1, "told once"
+        assert b"No space left" in told
+        assert b"Traceback" not in told
+    assert run("--help | true; exit ${PIPESTATUS[0]}") == (141, b"")
+    # Who closed the output wants no answer; bytes that were asked for and went nowhere are an error.
+    assert run("ls / >&-") == (0, b"")
+    assert run("ls / >&- 2>&-") == (0, b"")
+    code, told = run("cat /file >&-")
+    assert (code, b"standard output failed: Bad file descriptor" in told) == (1, True), told
+    assert run("cp :/file - >&-")[0] == 1
 
 
 def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) -> None:  # noqa: F811

@@ -272,6 +272,25 @@ def test_the_mount_does_not_hold_the_callers_pipes(sandbox: Sandbox) -> None:
     sandbox.unmount()
 
 
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-"])
+def test_a_mount_by_who_has_closed_its_streams(sandbox: Sandbox, closed: str) -> None:
+    """As some init scripts and launchers do: nothing of the mount's may get their numbers."""
+    where, state = os.fspath(sandbox.mountpoint), os.fspath(sandbox.state)
+    argv = [*command(), "mount", where, "--state-dir", state, *sandbox.options]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {closed}', "bash", *argv],
+        env=sandbox.env,
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), sandbox.logs()
+    (sandbox.mountpoint / "f").write_text("kept")
+    assert sandbox.status()["state"] == "mounted"
+    sandbox.unmount()
+    assert sandbox.fsd("cat", "/f").stdout == "kept"
+
+
 def test_a_shell_that_is_in_the_mount_itself_is_told_so(sandbox: Sandbox) -> None:
     sandbox.mount()
     script = '"$@" unmount .; exit $?'

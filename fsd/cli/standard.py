@@ -1,0 +1,61 @@
+"""The three standard streams of the process, also where whoever started it had closed some of them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import IO, Any
+
+from fsd.cli.context import Streams
+
+
+def hold_numbers() -> None:
+    """Before anything is opened: numbers 0 to 2 that are closed would go to it, and a pipe between supervisor
+    and daemon, say, be overwritten by what a daemon makes of its streams. They are held; using them fails as
+    before, and programs started from here do not inherit them."""
+    for number, wrong_way in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, wrong_way)  # gets the lowest number that is free: this one
+
+
+def streams() -> Streams:
+    """The process's streams; call once."""
+    # A locale that cannot write a name must not turn an answer into an error.
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+
+    def terminal(stream: IO[Any] | None) -> bool:
+        return stream is not None and stream.isatty()
+
+    # A stream that was closed before we started is None. Messages nobody reads may be dropped; input that is
+    # not there is no empty input: it would replace a file by nothing.
+    return Streams(
+        stdin=sys.stdin.buffer if sys.stdin is not None else io.BufferedReader(_ClosedInput()),
+        stdout=sys.stdout.buffer if sys.stdout is not None else ClosedOutput(),
+        stderr=sys.stderr if sys.stderr is not None else io.StringIO(),
+        interactive=terminal(sys.stdin) and terminal(sys.stderr),
+        stdout_terminal=terminal(sys.stdout),
+        stderr_terminal=terminal(sys.stderr),
+    )
+
+
+class _ClosedInput(io.RawIOBase):
+    """Standard input that was closed before we started: reading it fails, as read(2) does."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard input")
+
+
+class ClosedOutput(io.BytesIO):
+    """Standard output that was closed before we started. Who asked for bytes (`cat`) did not get them, and is
+    told so; the document of a command that did what it was asked to do is not written at all."""
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard output")
