@@ -12,8 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from fsd.meta.database import Tx
 from fsd.model.errors import NotDrained, NotFound, UsageError
-from fsd.model.limits import DIFF_PAGE_MAX, DRAIN_MAX, LIST_PAGE_MAX, PRUNE_STEP
-from fsd.model.times import parse_rfc3339
+from fsd.model.limits import DIFF_PAGE_MAX, DRAIN_MAX, LIST_PAGE_MAX, PRUNE_CALL, PRUNE_STEP
 from fsd.server.context import (
     Context,
     context,
@@ -220,23 +219,26 @@ async def prune(request: Request) -> Response:
         fs, who = ctx.authenticate(request)
         points, apart = _points(ctx, fs, asked_for=asked_for, whole=whole)
         doomed = thinning.doomed(points, keep)
-        removed = doomed if dry_run else _delete_some(ctx, fs, who, doomed[:PRUNE_STEP])
+        removed, more = (doomed, False) if dry_run else _delete_some(ctx, fs, who, doomed)
         return {
             "deleted": removed,
             "kept": len(points) - len(doomed),
             "not_considered": apart,
-            "more": not dry_run and len(doomed) > PRUNE_STEP,
+            "more": more,
             **({"dry_run": True} if dry_run else {}),
         }
 
     return json_response(await ctx.run(work))
 
 
-def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> list[str]:
-    """Delete each in a transaction of its own; those that were still there: two mounts that thin out by a
-    rule find the same ones."""
+def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> tuple[list[str], bool]:
+    """Delete each in a transaction of its own, for some seconds: the list is read once for many. Those
+    that were still there (two mounts that thin out by a rule find the same ones); whether some are left."""
     removed: list[str] = []
-    for name in names:
+    until = ctx.host.monotonic() + PRUNE_CALL
+    for at, name in enumerate(names):
+        if at >= PRUNE_STEP and ctx.host.monotonic() >= until:
+            return removed, True
         try:
             ctx.service.db.write(
                 lambda tx, n=name: ctx.service.checkpoints.delete(tx, fs, who, n),  # type: ignore[misc]
@@ -245,28 +247,22 @@ def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> list[
         except NotFound:
             continue
         removed.append(name)
-    return removed
+    return removed, False
 
 
 def _points(ctx: Context, fs: FsRef, *, asked_for: bool, whole: bool) -> tuple[list[thinning.Point], int]:
     """The filesystem's own checkpoints that may go, as they were made, and how many others it has."""
-    thread = f"fsd:{fs.name}"
     now = ctx.host.wall_ns()
     found: list[thinning.Point] = []
-    apart = 0
-    before: int | None = None
-    while True:
-        page, before = ctx.service.db.read(
-            lambda tx, b=before: ctx.service.checkpoints.page(tx, fs, thread, b, LIST_PAGE_MAX)  # type: ignore[misc]
-        )
-        for one in page:
-            at = parse_rfc3339(one["created_at"], "created_at")
-            if whole or may_be_thinned(one["reason"], now - at, asked_for=asked_for):
-                found.append(thinning.Point(one["checkpoint_id"], at))
+    apart = after = 0
+    while page := ctx.service.db.read(lambda tx, a=after: ctx.service.checkpoints.points(tx, fs, a)):  # type: ignore[misc]
+        after = page[-1][0]
+        for _, name, at, reason in page:
+            if whole or may_be_thinned(reason, now - at, asked_for=asked_for):
+                found.append(thinning.Point(name, at))
             else:
                 apart += 1
-        if before is None:
-            return found[::-1], apart
+    return found, apart
 
 
 # -- comparing ---------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ LIST_SQL: Final = f"SELECT {_COLUMNS} FROM checkpoint WHERE fs=? AND num<? ORDER
 LIST_THREAD_SQL: Final = (
     f"SELECT {_COLUMNS} FROM checkpoint WHERE fs=? AND thread=? AND num<? ORDER BY num DESC LIMIT ?"
 )
+# What thinning looks at; the rest of a record costs more than all of this.
+POINTS_SQL: Final = (
+    "SELECT num, id, stored, reason FROM checkpoint WHERE fs=? AND thread=? AND num>? ORDER BY num LIMIT ?"
+)
 NEW_HEAD_SQL: Final = (
     "UPDATE thread SET head=(SELECT c.key FROM checkpoint c WHERE c.fs=? AND c.thread=? "
     "ORDER BY c.num DESC LIMIT 1) WHERE fs=? AND key=? AND head=?"
@@ -190,6 +194,12 @@ class Checkpoints:
         shown = _Shown(tx, fs)
         following = int(rows[limit - 1][0]) if len(rows) > limit else None
         return [shown.one(row) for row in rows[:limit]], following
+
+    def points(self, tx: Tx, fs: FsRef, after: int) -> list[tuple[int, str, int, str]]:
+        """Some of the filesystem's own checkpoints behind number `after`, in the order they were made:
+        number, id, time in ns, reason. None: there are no more."""
+        rows = tx.all(POINTS_SQL, (fs.id, key_of(own_thread(fs)), after, LIST_PAGE_MAX))
+        return [(num, name.decode(), stored, json.loads(reason)) for num, name, stored, reason in rows]
 
     def delete(self, tx: Tx, fs: FsRef, who: Grant | None, name: str) -> dict[str, Any]:
         """Remove a checkpoint of the filesystem's own thread and what only it could see. Raises `NotFound`,

@@ -181,6 +181,10 @@ KEYS = {
             native.LIST_THREAD_SQL,
             ["SEARCH checkpoint USING INDEX checkpoint_thread (fs=? AND thread=? AND rowid<?)"],
         ),
+        (
+            native.POINTS_SQL,
+            ["SEARCH checkpoint USING INDEX checkpoint_thread (fs=? AND thread=? AND rowid>?)"],
+        ),
         (feed.MADE_AT, ["SEARCH change USING PRIMARY KEY (fs=? AND seq=?)"]),
         (history.PINS_SQL, ["SEARCH pin USING INDEX pin_seq (fs=? AND seq<?)"]),
         (
