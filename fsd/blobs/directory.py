@@ -38,7 +38,7 @@ class DirectoryStore:
         except OSError as exc:
             raise self._failed(exc) from exc
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+    def put(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
         path, data = self._path(key), list(pieces)
         try:
             try:

@@ -74,7 +74,7 @@ class S3Store:
         except (ClientError, BotoCoreError) as exc:
             raise self._failed(exc, "") from exc
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+    def put(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
         body = b"".join(pieces)  # at most one upload (UPLOAD_MAX); S3 wants its length and sum first
         digest = hashlib.md5(body, usedforsecurity=False).digest()
         self._host.crash_point("pack.put")

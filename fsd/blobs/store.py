@@ -28,7 +28,7 @@ class BlobStore(Protocol):
     `Unavailable` when the store cannot be reached and `NoSpace` when it is full.
     """
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+    def put(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Store the pieces as one object, durable on return, all or nothing. Putting a key again replaces
         the object in one step."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from fsd.host.seam import Host
@@ -39,7 +40,7 @@ def make_dirs_durable(path: Path, mode: int = 0o700) -> None:
 def write_durable(
     host: Host,
     path: Path,
-    data: bytes | list[bytes],
+    data: bytes | Sequence[bytes | memoryview],
     what: str,
     *,
     mode: int = 0o600,

@@ -8,28 +8,21 @@ import logging
 import os
 from typing import Final
 
+from fsd.host.heap import few_heaps
 from fsd.model.limits import MIB
 
 log = logging.getLogger(__name__)
 
 # A collection looks at every inode in memory (30 ms at 100,000); what is made here is freed by its counts.
 _COLLECT_AFTER: Final = (20_000, 20, 50)
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_M_ARENA_MAX: Final = -8
 GROWN: Final = 4 * MIB  # since the last look: then what is free is given back
 
 
 def tune() -> None:
-    """Few heaps, which give memory back: with one for each thread and thresholds that grow with the largest
-    buffer freed, RSS stays at the sum of all threads' peaks."""
+    """Few heaps, which give memory back: thresholds that grow with the largest buffer freed would keep it."""
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 2)
-        mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
-        mallopt(_M_TRIM_THRESHOLD, 8 * MIB)
+    few_heaps(mapped_from=4 * MIB, keep=8 * MIB)
 
 
 def resident() -> int:

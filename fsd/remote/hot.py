@@ -364,7 +364,7 @@ class HttpRemote:
         self,
         method: str,
         path: str,
-        pieces: list[bytes],
+        pieces: Sequence[bytes | memoryview],
         timeout: float,
         body_max: int,
         *,

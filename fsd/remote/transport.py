@@ -96,7 +96,7 @@ class Connection:
     def exchange(
         self,
         head: bytes,
-        pieces: Sequence[bytes],
+        pieces: Sequence[bytes | memoryview],
         timeout: float,
         body_max: int,
         patience: float | None = None,
@@ -110,7 +110,9 @@ class Connection:
         finally:
             self.silent = clock.silent
 
-    def _exchange(self, head: bytes, pieces: Sequence[bytes], clock: _Clock, body_max: int) -> Answer:
+    def _exchange(
+        self, head: bytes, pieces: Sequence[bytes | memoryview], clock: _Clock, body_max: int
+    ) -> Answer:
         reused = self._sock is not None and self._quiet()
         try:
             return self._once(head, pieces, clock, body_max, reused)
@@ -118,7 +120,7 @@ class Connection:
             return self._once(head, pieces, clock, body_max, False)
 
     def _once(
-        self, head: bytes, pieces: Sequence[bytes], clock: _Clock, body_max: int, reused: bool
+        self, head: bytes, pieces: Sequence[bytes | memoryview], clock: _Clock, body_max: int, reused: bool
     ) -> Answer:
         done = False
         try:
@@ -203,7 +205,7 @@ class Connection:
             raise
         return sock
 
-    def _send(self, pieces: list[bytes], clock: _Clock) -> bool:
+    def _send(self, pieces: Sequence[bytes | memoryview], clock: _Clock) -> bool:
         """Send everything. False when the server stopped reading: it may have answered already."""
         sock = self._sock
         assert sock is not None

@@ -176,12 +176,18 @@ def release_large(request: Request) -> None:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
+    """As `receive_body`, as bytes: of a large one a copy."""
+    return bytes(await receive_body(request, limit))
+
+
+async def receive_body(request: Request, limit: int) -> bytes | bytearray:
     """The whole body; bounded while it arrives, in the time without progress, and in all: one that drips is
     given up, or a few connections without any token could fill the server."""
     declared = declared_length(request, limit)
     clock = asyncio.get_running_loop().time
     began = clock()
-    body = Arriving(began)
+    body = Arriving(began, declared)
+    whole = False
 
     def late() -> float:
         return min(body.heard, began + body.size / BODY_RATE) + BODY_IDLE
@@ -206,8 +212,11 @@ async def read_body(request: Request, limit: int) -> bytes:
                 raise TooLarge(f"a body of more than {limit} bytes on this route")
             if more and declared is not None:
                 request.scope[ARRIVING] = body
+        whole = True
     finally:
         request.scope.pop(ARRIVING, None)
+        if not whole:
+            body.drop()
     if declared is not None and body.size != declared:
         raise UsageError(f"the body has {body.size} bytes, Content-Length says {declared}")
     return body.whole()

@@ -45,6 +45,7 @@ from fsd.server.context import (
     query_seconds,
     read_body,
     read_json,
+    receive_body,
     send,
     string,
     to_answer,
@@ -159,7 +160,7 @@ async def list_sessions(request: Request) -> Response:
 async def commit(request: Request) -> Response:
     """Apply a session's operations in order, each with its outcome, in one transaction."""
 
-    def work(ctx: Context, fs: FsRef, who: Grant, body: bytes) -> bytes:
+    def work(ctx: Context, fs: FsRef, who: Grant, body: bytes | bytearray) -> bytes:
         return ctx.service.commits.commit(fs, read_commit(body), who).encode()
 
     return await _hot(request, _COMMIT_MAX, work, recall=True)
@@ -168,8 +169,8 @@ async def commit(request: Request) -> Response:
 async def store_packs(request: Request) -> Response:
     """Store blobs ahead of the commit that names them; durable when answered."""
 
-    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
-        _, blobs = read_frame(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=UPLOAD_MAX)
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes | bytearray) -> bytes:
+        _, blobs = read_frame(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=UPLOAD_MAX, views=True)
         ctx.service.packs.store(fs.id, fs.name, blobs)
         return packb({"stored": len(blobs)})
 
@@ -180,7 +181,7 @@ async def ask(request: Request) -> Response:
     """Questions about the namespace, all answered from one state, the live one or a retained one."""
     at = at_of(request.query_params)
 
-    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes | bytearray) -> bytes:
         questions = unpackb(body, "the questions")
         if not isinstance(questions, tuple):
             raise UsageError("the questions are no list")
@@ -197,7 +198,7 @@ async def get_blobs(request: Request) -> Response:
     there counts as used now, so that it stays for the grace."""
     keep = query_flag(request, "keep")
 
-    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes) -> bytes:
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes | bytearray) -> bytes:
         hashes = unpackb(body, "the list of hashes")
         if not isinstance(hashes, tuple) or not all(
             isinstance(one, bytes) and len(one) == 32 for one in hashes
@@ -329,7 +330,7 @@ def _pending(given: Any) -> Pending:
 async def _hot(
     request: Request,
     limit: int,
-    work: Callable[[Context, FsRef, Grant, bytes], bytes],
+    work: Callable[[Context, FsRef, Grant, bytes | bytearray], bytes],
     *,
     recall: bool = False,
 ) -> Response:
@@ -345,7 +346,7 @@ async def _hot(
         return _raw(await ctx.run(both))
     fs, who = await ctx.who(request)
     await hold_large(request, limit)
-    large = await read_body(request, limit)
+    large = await receive_body(request, limit)
     return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
 
 

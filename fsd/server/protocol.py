@@ -11,11 +11,12 @@ import asyncio
 import json
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fsd.model.errors import UsageError
 from fsd.model.limits import HEAD_MAX, HEAD_TIMEOUT
-from fsd.server.body import arriving
+from fsd.server.body import LAND_LEAST, Landing, arriving
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -42,6 +43,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_MAX:
                 self.send_400_response(f"a request's head has more than {HEAD_MAX} bytes")
+        self._land()
+
+    def _land(self) -> None:
+        """Receive what is to come of a large body in place. Over TLS it comes decrypted, in copies anyway."""
+        there = None if self.cycle is None else arriving(self.cycle.scope)
+        if there is None or there.left < LAND_LEAST or self.scheme == "https":
+            return
+        if self.transport.is_closing() or self.parser.should_upgrade():
+            return
+        there.make_room()
+        self.transport.set_protocol(Landing(there, self, self._landed))
+
+    def _landed(self) -> None:
+        """The parser did not see the body: it still waits for it, and a new one takes the next request."""
+        self.transport.set_protocol(self)
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

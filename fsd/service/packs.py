@@ -27,7 +27,7 @@ from fsd.model.limits import KIB, PACK_INLINE_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX
 from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
 from fsd.service.retained import source
-from fsd.wire.frame import Blob, open_blob, pack_pieces
+from fsd.wire.frame import Blob, pack_pieces, verify
 
 _PACK_FORMAT: Final = 1
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
@@ -301,12 +301,12 @@ def check_in_time(made: Made, now: int) -> None:
 def _arrived(blob: Blob) -> None:
     """Raises `DamagedBody` when a sent blob is not what it is named by."""
     try:
-        open_blob(blob)
+        verify(blob)
     except IntegrityError as exc:
         raise DamagedBody(exc.message) from exc
 
 
-def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes], Made]:
+def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes | memoryview], Made]:
     """The pieces of a pack and what its rows say (as of an object)."""
     pieces = pack_pieces({"v": _PACK_FORMAT, "fs": fs_name, "pack": number}, blobs)
     off = len(pieces[0])

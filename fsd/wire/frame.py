@@ -39,12 +39,13 @@ _codecs: Final = _Codecs()
 
 
 class Blob(NamedTuple):
-    """A blob as it travels and is stored: `stored` is `raw_len` bytes under `codec`."""
+    """A blob as it travels and is stored: `stored` is `raw_len` bytes under `codec`. Where it is a view of a
+    received body, it keeps all of that."""
 
     hash: bytes
     codec: int
     raw_len: int
-    stored: bytes
+    stored: bytes | memoryview
 
 
 def make_blob(data: bytes, *, compress: bool = True) -> Blob:
@@ -63,8 +64,18 @@ def make_blob(data: bytes, *, compress: bool = True) -> Blob:
 
 def open_blob(blob: Blob) -> bytes:
     """The verified bytes of `blob`; raises `IntegrityError`. The declared size bounds the inflation."""
+    return bytes(_verified(blob))
+
+
+def verify(blob: Blob) -> None:
+    """As `open_blob`, for whoever does not need the bytes."""
+    _verified(blob)
+
+
+def _verified(blob: Blob) -> bytes | memoryview:
     if not 0 < blob.raw_len <= BLOCK:
         raise IntegrityError(f"a blob declares {blob.raw_len} bytes, at most {BLOCK}")
+    data: bytes | memoryview
     if blob.codec == RAW:
         data = blob.stored
     elif blob.codec == ZSTD:
@@ -82,7 +93,7 @@ def open_blob(blob: Blob) -> bytes:
     return data
 
 
-def pack_pieces(header: dict[str, Any], blobs: list[Blob]) -> list[bytes]:
+def pack_pieces(header: dict[str, Any], blobs: list[Blob]) -> list[bytes | memoryview]:
     """The frame as pieces for `sendmsg`; `header` gets its `blobs` table."""
     table = [[b.hash, b.codec, b.raw_len, len(b.stored)] for b in blobs]
     raw = msgpack.packb({**header, "blobs": table}, use_bin_type=True)
@@ -94,7 +105,7 @@ def pack(header: dict[str, Any], blobs: list[Blob]) -> bytes:
     return b"".join(pack_pieces(header, blobs))
 
 
-def header_length(start: bytes) -> int:
+def header_length(start: bytes | bytearray) -> int:
     """Length of the header that follows the first 8 bytes; raises `UsageError` or `TooLarge`."""
     if len(start) < _HEAD.size:
         raise UsageError("the body is truncated before its header")
@@ -113,8 +124,11 @@ def _row(digest: object, codec: object, raw_len: object, stored: object) -> tupl
     raise TypeError("a row of the blob table has other types")
 
 
-def unpack(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, Any], list[Blob]]:
-    """Header and blobs of a whole frame; raises `UsageError` (damaged, truncated) or `TooLarge`.
+def unpack(
+    body: bytes | bytearray, *, blobs_max: int, bytes_max: int, views: bool = False
+) -> tuple[dict[str, Any], list[Blob]]:
+    """Header and blobs of a whole frame; raises `UsageError` (damaged, truncated) or `TooLarge`. With `views`
+    the blobs are views of `body`, which must not change any more.
 
     Blobs are not yet verified: `open_blob` does that.
     """
@@ -140,6 +154,7 @@ def unpack(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, An
     view = memoryview(body)
     blobs, at = [], head_end
     for digest, codec, raw_len, stored in rows:
-        blobs.append(Blob(digest, codec, raw_len, bytes(view[at : at + stored])))
+        piece = view[at : at + stored]
+        blobs.append(Blob(digest, codec, raw_len, piece if views else bytes(piece)))
         at += stored
     return header, blobs

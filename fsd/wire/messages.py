@@ -27,7 +27,7 @@ def packb(value: object) -> bytes:
     return raw
 
 
-def unpackb(raw: bytes, what: str) -> Any:
+def unpackb(raw: bytes | bytearray, what: str) -> Any:
     """Decode a received body; raises `UsageError` naming `what`."""
     try:
         return msgpack.unpackb(raw, raw=False, use_list=False)
@@ -86,7 +86,7 @@ def make_commit(
     return Commit(session, ticket, raw, digest, pending, blobs, checkpoint, fence, known)
 
 
-def commit_pieces(commit: Commit) -> list[bytes]:
+def commit_pieces(commit: Commit) -> list[bytes | memoryview]:
     """The body of POST …/commits as pieces for `sendmsg`."""
     header: dict[str, Any] = {
         "v": PROTOCOL,
@@ -105,17 +105,19 @@ def commit_pieces(commit: Commit) -> list[bytes]:
     return pack_pieces(header, commit.blobs)
 
 
-def read_frame(body: bytes, *, blobs_max: int, bytes_max: int) -> tuple[dict[str, Any], list[Blob]]:
+def read_frame(
+    body: bytes | bytearray, *, blobs_max: int, bytes_max: int, views: bool = False
+) -> tuple[dict[str, Any], list[Blob]]:
     """`unpack` for the receiver of a request: raises `TooLarge`, and `DamagedBody` for what is no frame."""
     try:
-        return unpack(body, blobs_max=blobs_max, bytes_max=bytes_max)
+        return unpack(body, blobs_max=blobs_max, bytes_max=bytes_max, views=views)
     except TooLarge:
         raise
     except UsageError as exc:
         raise DamagedBody(exc.message) from exc
 
 
-def read_commit(body: bytes) -> Commit:
+def read_commit(body: bytes | bytearray) -> Commit:
     """The commit in a received body, its operations decoded and counted; raises `UsageError`, `TooLarge`,
     `DamagedBody`."""
     header, blobs = read_frame(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=COMMIT_BLOBS_MAX)

@@ -13,7 +13,7 @@ from fsd.model.attrs import Attr
 from fsd.model.errors import Unavailable, UsageError
 from fsd.model.limits import JSON_BODY_MAX, KIB
 from fsd.server import context, files, streaming
-from fsd.server.body import arriving
+from fsd.server.body import Arriving, Landing, arriving
 from fsd.server.checkpoints import read_foreign
 from fsd.server.context import hold_large, read_body, read_json, release_large, seconds, whole
 
@@ -260,4 +260,37 @@ def test_a_large_body_that_is_cut_or_of_another_length_is_refused() -> None:
             await read_body(short, 10**6)
 
     made = request(cut, length=100)
+    asyncio.run(scene())
+
+
+def test_what_nobody_wants_any_more_still_passes_but_is_not_kept() -> None:
+    """A body that was given up goes on arriving: it is taken in, in little memory, and the connection given
+    back at its end."""
+
+    class Back(asyncio.Protocol):
+        lost = False
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.lost = True
+
+    async def scene() -> None:
+        back, done = Back(), []
+        body = Arriving(0.0, 1000 * KIB)
+        body.take(b"x" * KIB, 0.0)
+        body.make_room()
+        landing = Landing(body, back, lambda: done.append(body.size))
+        landing.get_buffer(-1)[: 2 * KIB] = b"y" * (2 * KIB)
+        landing.buffer_updated(2 * KIB)
+        assert (body.size, body.left) == (3 * KIB, 997 * KIB)
+        assert body.whole()[: 3 * KIB] == b"x" * KIB + b"y" * (2 * KIB)
+        body.drop()
+        assert body.whole() == b""
+        while not done:
+            room = landing.get_buffer(-1)
+            assert 0 < len(room) <= 64 * KIB
+            landing.buffer_updated(len(room))
+        assert done == [1000 * KIB]
+        landing.connection_lost(None)
+        assert back.lost
+
     asyncio.run(scene())
