@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 from pyfuse3 import EntryAttributes
 
+from fsd.model.limits import ABSENT_MAX
 from fsd.vfs.types import Invalidation
 
 TIMEOUT: Final = 60.0
-ABSENT_MAX: Final = 10_000  # absent names the kernel may hold; of more it forgets the oldest
 FOREVER: Final = 365 * 86400.0  # what never changes
 # What stdio and cp take as their buffer: 128 KiB makes 1/32 of the write requests 4 KiB would.
 BLKSIZE: Final = 128 * 1024

@@ -220,6 +220,7 @@ DRAIN_SESSIONS_MAX: Final = 1000
 COMPARES_MAX: Final = 4  # differences, restores and histories at the same time; more wait
 DIFF_ROWS_MAX: Final = 500_000  # changed rows of one difference; more are refused
 DIFF_PAGE_MAX: Final = 10_000  # changes of one answer
+HISTORY_GONE_MAX: Final = 10_000  # removed files looked through for one that had a name
 HISTORY_STATES_MAX: Final = 500  # retained states one request for a file's history looks at
 RESTORE_OPS_MAX: Final = 500_000  # of one path; a whole tree is restored by its rows
 FEED_TOLD_MAX: Final = 20_000  # names and inodes one commit tells the feed; after more, readers start over
@@ -249,6 +250,8 @@ GREP_LINE_SHOWN: Final = 4 * KIB
 GREP_MATCHES: Final = 10_000  # lines of one answer, unless asked for another number
 
 # A mount's daemon.
+ABSENT_MAX: Final = 10_000  # absent names the kernel may hold; of more it forgets the oldest
+DIRECT_WAITING_MAX: Final = 4  # direct writes that wait for pages; the kernel has 12 requests of that kind
 THINNING_STEPS: Final = 100  # of thinning in one turn; what is left goes in the next
 PATH_TRIES: Final = 3  # of looking up the path of a file that is being renamed
 CUT_FILES_MAX: Final = 500  # changed files above which a checkpoint first sends what there is

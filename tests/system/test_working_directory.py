@@ -13,7 +13,7 @@ from support.sandbox import sandbox
 from support.server import Server
 from support.wait import wait_for
 
-from fsd.kernel.entries import ABSENT_MAX
+from fsd.model.limits import ABSENT_MAX
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(100)]
 
