@@ -2,8 +2,8 @@
 
 Run as `python -m support.tinymount MOUNTPOINT LOOP LOGFILE` in tests/. Prints "ready" when mounted. SIGTERM
 fails what is parked and ends the session, as the daemon does; an unmount from outside ends it too. While the
-file LOGFILE.window exists, the loop sleeps half a second between poll and read. Exit 0, or 1 when the
-loop broke.
+file LOGFILE.window exists, the loop sleeps half a second between poll and read. LOGFILE.go lets go what is
+held. Exit 0, or 1 when the loop broke.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> int:
     window = Path(log_file + ".window")
     if isinstance(loop, MiniLoop):
         loop.scheduler.before_read = lambda: never.wait(0.5) if window.exists() else None
-    machine = Machine(cast(Any, TinyVolume()), cast(Any, None), cast(Any, None), loop, Host(), 300.0)
+    volume = TinyVolume(Path(f"{log_file}.go"))
+    machine = Machine(cast(Any, volume), cast(Any, None), cast(Any, None), loop, Host(), 300.0)
     operations = FsdOperations(machine)
     broken: list[BaseException] = []
     session = FuseSession(

@@ -1,7 +1,8 @@
 """A volume in memory, for tests of the scheduler and the kernel layer alone.
 
 A name that begins with `slow<ms>` parks: its first lookup for that time, and every fsync of it; with
-`slow<ms>told` the kernel is told meanwhile to forget a name in the same directory. `boom` raises
+`slow<ms>told` the kernel is told meanwhile to forget a name in the same directory. One that begins with
+`held` parks in the same way until the file `go` exists, `heldsync` only its fsyncs. `boom` raises
 ValueError in lookup, `hang<ms>` blocks the thread itself. Anything else behaves. Not a model of the
 real volume's rules.
 """
@@ -13,10 +14,12 @@ import re
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from fsd.model.errors import PosixError
 from fsd.vfs.types import Invalidation, Park, Pending, Want
+from fsd.wire.messages import NO_MARK
 
 _SLOW = re.compile(rb"slow(\d+)")
 _HANG = re.compile(rb"hang(\d+)")
@@ -34,7 +37,7 @@ class TinyInode:
         self.data = bytearray()
         self.names: dict[bytes, int] = {}
         self.cookies: dict[bytes, int] = {}
-        self.slow_ms = 0
+        self.name = b""
 
 
 class TinyCore:
@@ -44,6 +47,7 @@ class TinyCore:
     fence = 0
     fenced: object = None
     seq = 0
+    mark = NO_MARK
 
 
 class TinyVolume:
@@ -54,7 +58,9 @@ class TinyVolume:
     refused = 0  # operations the server would not take
     stuck = 0  # operations that never get there
 
-    def __init__(self) -> None:
+    def __init__(self, go: Path | None = None) -> None:
+        self.go = go
+        self.held: list[Want] = []
         self.nodes = {7: TinyInode(7, 0o40755, 0, 0, 7)}
         self.counter = 100
         self.recovered: object = None
@@ -67,9 +73,15 @@ class TinyVolume:
     def _fail(self, number: int, what: str = "tiny") -> None:
         raise PosixError(number, what)
 
-    def _slow(self, ms: int, what: str) -> Want:
+    def _waits(self, name: bytes, what: str) -> Want | None:
+        """What a call about `name` waits for, if it does."""
         want = Want(what)
-        self.timers.append((time.monotonic() + ms / 1000, want))
+        if name.startswith(b"held"):
+            self.held.append(want)
+        elif slow := _SLOW.match(name):
+            self.timers.append((time.monotonic() + int(slow[1]) / 1000, want))
+        else:
+            return None
         return want
 
     def node(self, ino: int) -> TinyInode:
@@ -81,8 +93,7 @@ class TinyVolume:
             self._fail(errno.EEXIST)
         self.counter += 1
         inode = TinyInode(self.counter, mode, uid, gid, parent)
-        slow = _SLOW.match(name)
-        inode.slow_ms = int(slow[1]) if slow else 0
+        inode.name = name
         self.nodes[inode.ino] = inode
         directory.names[name] = inode.ino
         directory.cookies[name] = inode.ino
@@ -95,12 +106,15 @@ class TinyVolume:
         hang = _HANG.match(name)
         if hang:
             threading.Event().wait(int(hang[1]) / 1000)
-        slow = _SLOW.match(name)
-        if slow and (parent, name) not in self.known:
+        if (
+            (parent, name) not in self.known
+            and not name.startswith(b"heldsync")
+            and (want := self._waits(name, "a slow lookup"))
+        ):
             self.known.add((parent, name))
             if name.endswith(b"told"):
                 self.invalidations.append(Invalidation(parent, b"another"))
-            raise Park(self._slow(int(slow[1]), "a slow lookup"))
+            raise Park(want)
         ino = self.nodes[parent].names.get(name)
         if ino is None:
             return None
@@ -173,9 +187,8 @@ class TinyVolume:
         self.handles[fh]
 
     def fsync(self, fh: int, datasync: bool) -> None:
-        ms = self.nodes[self.handles[fh]].slow_ms
-        if ms:
-            raise Park(self._slow(ms, "a slow fsync"), again=False)
+        if want := self._waits(self.nodes[self.handles[fh]].name, "a slow fsync"):
+            raise Park(want, again=False)
 
     def fsyncdir(self, fh: int) -> None:
         self.handles[fh]
@@ -230,6 +243,10 @@ class TinyVolume:
             if now >= at:
                 want.end()
         self.timers = [(at, want) for at, want in self.timers if now < at]
+        if self.held and self.go is not None and self.go.exists():
+            for want in self.held:
+                want.end()
+            self.held.clear()
 
     def take_invalidations(self) -> list[Invalidation]:
         found, self.invalidations = self.invalidations, []
