@@ -15,8 +15,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
+from fsd.model.errors import Unavailable
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+_NO_THREADS: Final = "raise the limit of its processes (ulimit -u, the pids limit of its cgroup, TasksMax)"
 
 
 class _Job(NamedTuple):
@@ -48,10 +51,11 @@ class Workers:
         self._idle: deque[_Worker] = deque()
         self._waiting: deque[_Job] = deque()
         self._closed = False
+        self._short = False  # of threads, and that was told
 
     def run(self, fn: Callable[[], T]) -> asyncio.Future[T]:
-        """`fn()` on a worker, in the caller's context; when all are busy, in turn. Raises `RuntimeError`
-        after `shutdown`."""
+        """`fn()` on a worker, in the caller's context; when all are busy, or no more are to be had, in turn.
+        Raises `Unavailable` when there is not one, `RuntimeError` after `shutdown`."""
         if self._closed:
             raise RuntimeError(f"the {self._name} threads have ended")
         loop = asyncio.get_running_loop()
@@ -60,15 +64,28 @@ class Workers:
         try:
             self._idle.pop().inbox.put(job)
         except IndexError:
-            if len(self._all) < self._most:
-                worker = _Worker(f"{self._name}-{len(self._all)}", self._work)
-                worker.thread.start()  # first: one that cannot be had must not count
-                self._all.append(worker)
-                worker.inbox.put(job)
+            if len(self._all) < self._most and self._one_more():
+                self._all[-1].inbox.put(job)
             else:
                 self._waiting.append(job)
                 self._look_again()
         return future
+
+    def _one_more(self) -> bool:
+        """Start a thread; False where the system has none to give but others are at work."""
+        worker = _Worker(f"{self._name}-{len(self._all)}", self._work)
+        try:
+            worker.thread.start()
+        except RuntimeError as exc:
+            if not self._all:
+                raise Unavailable("the server cannot start a thread", hint=_NO_THREADS) from exc
+            if not self._short:
+                log.warning("%d %s threads and no more: %s; %s", len(self._all), self._name, exc, _NO_THREADS)
+            self._short = True
+            return False
+        self._short = False
+        self._all.append(worker)
+        return True
 
     def shutdown(self) -> None:
         """Wait for what runs and waits, and end the threads. After the event loop's end."""
