@@ -38,7 +38,12 @@ def run(context: Context, args: SimpleNamespace) -> Raw:
 
     watch = progress if context.streams.stderr_terminal else None
     context.streams.stdout.flush()
-    result = run_command(api, options, watch)
+
+    def say(text: str) -> None:
+        context.end_progress()
+        context.say(f"fsd run: {text}")
+
+    result = run_command(api, options, watch, say)
     if result.not_started:
         context.say(f"fsd run: {result.not_started}")
     return _told(context, args, result)

@@ -170,7 +170,8 @@ ROWS: Final = (
         "fsd run --path /tasks/task-42 -- make test", "do_run:run", raw=True, changes=True,
         plan=("PUT", "/v1/file-systems/{fs}/files/…", "pull {path}, run the command, push what it changed"),
         flags=(
-            flag("--path --remote-path", "remote subtree (default /)", metavar="PATH", default="/"),
+            flag("--path --remote-path", "remote subtree (default /); one that does not exist begins empty",
+                 metavar="PATH", default="/"),
             flag("--work-dir", "directory to work in (default: a temporary one)", metavar="DIR"),
             flag("--push-left", "send what an earlier run left in this directory", metavar="DIR"),
             operand("command", "the command and its arguments", position=0, rest=True),

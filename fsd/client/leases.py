@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from fsd.client.command import not_started
 from fsd.client.files import json_name
 from fsd.client.http import Http, encode_path
 from fsd.model.errors import FsdError, LeaseHeld, LeaseLost, LockLost, Unavailable
@@ -28,8 +29,6 @@ ASK_SLOWLY: Final = 2.0
 LOOK: Final = 0.1
 COMMAND_SHOWN: Final = 200  # characters
 KILL_AFTER: Final = 10.0  # seconds a command has to end after its lock was lost
-NOT_FOUND: Final = 127
-CANNOT_EXECUTE: Final = 126
 
 
 class Leases:
@@ -179,8 +178,9 @@ class _Holder:
         try:
             child = subprocess.Popen(list(self.options.command), env=env)
         except OSError as exc:
-            say(f"fsd lock: {self.options.command[0]} cannot be run: {exc.strerror}")
-            return NOT_FOUND if isinstance(exc, FileNotFoundError) else CANNOT_EXECUTE
+            code, reason = not_started(exc, self.options.command[0], env)
+            say(f"fsd lock: {self.options.command[0]} cannot be run: {reason}")
+            return code
         signals.child = child
         if signals.arrived:
             child.send_signal(signals.arrived)  # it came while the command was being started

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import msgpack
 
+from fsd.client.command import not_started
 from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
 from fsd.client.leases import Leases, nobody_writes
@@ -43,8 +44,6 @@ LOCK: Final = "lock"
 STATE_FORMAT: Final = 1
 KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passed on to it
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-CANNOT_EXECUTE: Final = 126
-NOT_FOUND: Final = 127
 LEASED: Final = "nothing was run: its changes could not be pushed; `fsd cp -r` copies the tree out to read"
 
 
@@ -179,9 +178,14 @@ class _Work:
             (self.directory / STATE).unlink()
 
 
-def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -> RunResult:
+def run(
+    files: Files,
+    options: RunOptions,
+    progress: ProgressFn | None = None,
+    say: Callable[[str], None] | None = None,
+) -> RunResult:
     """The whole of it. Raises `FsdError` only before the command has begun: `LeaseHeld` where nothing could
-    be pushed at its end."""
+    be pushed at its end. `say` hears what its user should know before that."""
     host, owner = files.http.host, files.http.identity.file_system_id
     remote = real_path(files, normal(options.path))
     nobody_writes(Leases(files.http), remote, below=False, hint=LEASED)
@@ -192,6 +196,8 @@ def run(files: Files, options: RunOptions, progress: ProgressFn | None = None) -
             pulled = _pull(files, work, progress)
             work.remember(host)
             signals.pulling = False
+            if pulled is None and say is not None:
+                say(f"{show(remote)} does not exist: it begins empty, and is made if anything is left in it")
         except BaseException:
             _remove_tree(directory if work.temporary else directory / TREE)
             raise
@@ -296,15 +302,15 @@ def _work_directory(options: RunOptions) -> Iterator[Path]:
         yield directory
 
 
-def _pull(files: Files, work: _Work, progress: ProgressFn | None) -> CopyResult:
-    """The subtree in the work directory, and in its record what it was; a path that does not exist yet is an
-    empty one."""
+def _pull(files: Files, work: _Work, progress: ProgressFn | None) -> CopyResult | None:
+    """The subtree in the work directory, and in its record what it was. None, and an empty directory: it does
+    not exist."""
     result = CopyResult("pull", show(work.remote), show(work.tree))
     top = stat_or_none(files, work.remote)
     if top is None:
         with told(work.tree):
             os.mkdir(work.tree, 0o755)
-        return result
+        return None
     if not top["is_dir"]:
         raise UsageError(f"{show(work.remote)} is no directory", hint="--path takes a directory")
     base = work.base
@@ -329,8 +335,9 @@ def _execute(options: RunOptions, cwd: Path, signals: _Signals, result: RunResul
     try:
         child = subprocess.Popen(list(options.command), cwd=cwd, env=dict(options.env))
     except OSError as exc:
-        result.not_started = f"{options.command[0]} cannot be run: {exc.strerror}"
-        return NOT_FOUND if isinstance(exc, FileNotFoundError) else CANNOT_EXECUTE
+        code, reason = not_started(exc, options.command[0], options.env, cwd)
+        result.not_started = f"{options.command[0]} cannot be run: {reason}"
+        return code
     signals.child = child
     if signals.arrived():
         child.send_signal(signals.arrived())  # it came while the command was being started

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli import process
 from support.processes import die_with_parent
 from support.proxy import HTML_502, LOSE_REPLY, FaultProxy, on
 from support.server import Server, TestFs, clean_env
@@ -20,6 +21,7 @@ from fsd.client.files import Files, PutOptions, raw_path
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
 from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
+from fsd.client.transfer import stat_or_none
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, Unavailable, UsageError
 
@@ -97,6 +99,18 @@ def test_a_new_subtree_begins_empty(files: Files, tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
+def test_a_path_that_does_not_exist_is_told(files: Files, shared_fs: TestFs, tmp_path: Path) -> None:
+    """Before the command runs: it may be a slip, and nothing is made of it unless something is left there."""
+    env = {**shared_fs.env, "XDG_STATE_HOME": str(tmp_path)}
+    done = process("run", "--path", "/typo/here", "--", "sh", "-c", "ls -A; echo ran >&2", env=env)
+    assert (done.code, done.out) == (0, b"")
+    told, ran = done.err.splitlines()
+    assert told.startswith("fsd run: /typo/here does not exist") and ran == "ran"
+    assert stat_or_none(files, b"/typo") is None
+    known = process("run", "--path", "/w", "--", "true", env=env)
+    assert (known.code, known.err) == (0, "")
+
+
 def test_the_root_and_a_path_through_a_symlink(files: Files, tmp_path: Path) -> None:
     files.symlink(b"w", b"/via")
     done = shell(files, tmp_path, "test -f a; echo new > b", path=b"/via")
@@ -121,6 +135,10 @@ def test_the_push_happens_after_a_failure_and_a_missing_command(files: Files, tm
     missing = RunOptions(b"/w", ["/no/such/command"], {}, tmp_path / "base")
     done = run(files, missing)
     assert done.exit_code == 127 and done.not_started.startswith("/no/such/command cannot be run: ")
+    (tmp_path / "plain").touch()
+    for name, code in (("plain", 126), ("absent", 127)):
+        done = run(files, RunOptions(b"/w", [name], {"PATH": f"{tmp_path}"}, tmp_path / "base"))
+        assert done.exit_code == code and done.not_started.startswith(f"{name} cannot be run: ")
     assert nothing_left(tmp_path)
 
 
@@ -191,6 +209,7 @@ from fsd.client.files import Files
 from fsd.client.http import Http
 from fsd.client.identity import Claim, data_identity
 from fsd.client.run import RunOptions, run
+from fsd.client.transfer import stat_or_none
 from fsd.host.seam import Host
 files = Files(Http(data_identity(Claim(token=sys.argv[1])), Host()))
 options = RunOptions(b"/w", ["/bin/sh", "-c", sys.argv[3]], {"PATH": "/usr/bin:/bin"}, Path(sys.argv[2]))
