@@ -178,12 +178,12 @@ def test_redaction_stays_linear() -> None:
     secrets = Secrets([b"a" * size for size in range(100, 140)])
 
     def took(size: int) -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         assert not any(b"".join(secrets.redacted([b"a" * size])))
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     took(1000)
-    assert took(200_000) < 40 * max(took(20_000), 0.001)
+    assert min(took(200_000) for _ in range(3)) < 40 * max(took(20_000), 0.001)
 
 
 def test_secrets_that_cannot_be_used() -> None:
@@ -268,6 +268,6 @@ def test_what_the_client_alone_refuses() -> None:
 
 def test_a_large_manifest_is_checked_quickly() -> None:
     files = [file(f"d{n % 100}/e{n % 7}/f{n}") for n in range(50_000)]
-    start = time.perf_counter()
+    start = time.thread_time()
     assert len(manifest.read(files)) == 50_000
-    assert time.perf_counter() - start < 20
+    assert time.thread_time() - start < 20

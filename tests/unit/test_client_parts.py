@@ -148,7 +148,7 @@ def test_a_failed_job_ends_the_rest_and_is_raised() -> None:
     gate = threading.Event()
 
     def fail() -> None:
-        gate.wait(10)
+        gate.wait(60)
         raise Unavailable("gone")
 
     submitted: list[int] = []
@@ -167,19 +167,19 @@ def test_a_failed_job_ends_the_rest_and_is_raised() -> None:
 
 
 def test_leaving_by_an_exception_drops_what_has_not_begun() -> None:
-    running, release, done = threading.Event(), threading.Event(), []
-
-    def job() -> None:
-        running.set()
-        release.wait(10)
-        done.append(1)
+    running, done = threading.Event(), []
 
     def leave() -> None:
         with Workers(1) as workers:
+
+            def job() -> None:
+                running.set()
+                assert workers.stopping.wait(60)
+                done.append(1)
+
             workers.submit(job)
             workers.submit(lambda: done.append(2))
-            assert running.wait(10)
-            threading.Timer(0.05, release.set).start()
+            assert running.wait(60)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -28,7 +28,7 @@ class Runs:
         self.results: dict[int, Any] = {}
 
     def run(self, gathering: Gathering) -> None:
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         values = []
         for request in gathering:
             values.append(request.fn(NO_TX))
@@ -52,7 +52,7 @@ class Runs:
 
 def finish(threads: list[threading.Thread]) -> None:
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -112,7 +112,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
 
     def run(gathering: Gathering) -> None:
         started.set()
-        assert go.wait(10)
+        assert go.wait(60)
         for request in gathering:
             if len(gathering.taken) == 3:
                 raise KeyboardInterrupt

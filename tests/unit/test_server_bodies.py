@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
+from support.virtualtime import run
 
 from fsd.model.attrs import Attr
 from fsd.model.errors import Unavailable, UsageError
@@ -52,7 +53,7 @@ def test_a_body_that_drips_or_stands_still_is_given_up(pause: float, monkeypatch
         with pytest.raises(Unavailable, match="too slowly"):
             await asyncio.wait_for(read_body(request(receive), 10**6), 30)
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_body_that_keeps_its_pace_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +67,7 @@ def test_a_body_that_keeps_its_pace_may_take_long(monkeypatch: pytest.MonkeyPatc
         await asyncio.sleep(0.005)
         return {"type": "http.request", "body": b"x" * 100, "more_body": left > 0}
 
-    assert len(asyncio.run(read_body(request(receive), 10**6))) == 4000
+    assert len(run(read_body(request(receive), 10**6))) == 4000
 
 
 @pytest.mark.parametrize("length", [256 * KIB + 1, None])
@@ -94,7 +95,7 @@ def test_large_bodies_wait_for_a_slot_unread(length: int | None) -> None:
         release_large(second)
         assert not shared.state.fsd.large_bodies.locked()
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_huge_manifests_wait_for_a_slot_of_their_own() -> None:
@@ -121,7 +122,7 @@ def test_huge_manifests_wait_for_a_slot_of_their_own() -> None:
         release_large(first)
         assert (await asyncio.wait_for(waiting, 30))[0] == {"a": "\ud800"}
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +148,7 @@ def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPa
         with pytest.raises(Unavailable, match="taken"):
             await asyncio.wait_for(answer({"method": "GET"}, receive, send), 30)  # type: ignore[arg-type]
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_head_reads_nothing_of_the_file() -> None:
@@ -161,7 +162,7 @@ def test_a_head_reads_nothing_of_the_file() -> None:
         answer = files._file_response(None, opened)  # type: ignore[arg-type]
         await answer({"method": "HEAD"}, None, send)  # type: ignore[arg-type]
 
-    asyncio.run(scene())
+    run(scene())
     assert (b"content-length", b"8") in sent[0]["headers"]
     assert [message.get("body") for message in sent] == [None, b""]
 
@@ -208,7 +209,7 @@ def test_a_large_body_comes_past_the_buffer_whole_and_in_order() -> None:
         assert await read_body(made, 10**6) == b"".join(pieces)
         assert arriving(made.scope) is None
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_large_body_keeps_its_pace_or_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +244,7 @@ def test_a_large_body_keeps_its_pace_or_is_given_up(monkeypatch: pytest.MonkeyPa
             await drips.read(10**6)
         assert arriving(drips.made.scope) is None
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_large_body_that_is_cut_or_of_another_length_is_refused() -> None:
@@ -260,7 +261,7 @@ def test_a_large_body_that_is_cut_or_of_another_length_is_refused() -> None:
             await read_body(short, 10**6)
 
     made = request(cut, length=100)
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_what_nobody_wants_any_more_still_passes_but_is_not_kept() -> None:
@@ -293,4 +294,4 @@ def test_what_nobody_wants_any_more_still_passes_but_is_not_kept() -> None:
         landing.connection_lost(None)
         assert back.lost
 
-    asyncio.run(scene())
+    run(scene())

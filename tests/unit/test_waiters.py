@@ -8,6 +8,7 @@ from collections.abc import Hashable
 
 import pytest
 from starlette.exceptions import HTTPException
+from support.virtualtime import run
 
 from fsd.host.seam import Host
 from fsd.model.errors import InternalError, NoSpace, NotFound, Unavailable, UsageError
@@ -30,7 +31,7 @@ def test_a_wake_between_look_and_wait_is_not_lost() -> None:
         waiters.forget("a", event)
         assert waiters.count == 0 and not waiters.waiting("a")
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_stop_ends_waits_now_and_later_ones() -> None:
@@ -44,7 +45,7 @@ def test_a_stop_ends_waits_now_and_later_ones() -> None:
         assert waiters.stopping
         assert await asyncio.wait_for(waiters.wait(waiters.register("b"), 60), 5)
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_changes_of_other_replicas_are_found_and_failures_survived() -> None:
@@ -69,7 +70,7 @@ def test_changes_of_other_replicas_are_found_and_failures_survived() -> None:
         waiters.forget("a", event)
         waiters.stop()
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_checker_that_failed_is_begun_again() -> None:
@@ -89,7 +90,7 @@ def test_a_checker_that_failed_is_begun_again() -> None:
         assert await waiters.wait(again, 5)
         waiters.stop()
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_the_test_clock_holds_for_one_request() -> None:
