@@ -8,7 +8,7 @@ writer with O_DIRECT, the kernel is made to drop them once more, and the writer'
 The call that makes it drop them waits for pages that are just being read, and those wait for us: it is made
 on the notifier's thread while the write is parked. A page that comes back later was asked for after the write
 was done. The kernel has only so many asynchronous requests under way at once, reads among them; were all of
-them parked writes, the reads they wait for would never come. Of more than WAITING_MAX the rest return at
+them parked writes, the reads they wait for would never come. Beyond DIRECT_WAITING_MAX they return at
 once, and a reader may see the old bytes for some milliseconds. Who uses O_DIRECT alone waits for nothing.
 """
 
@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from fsd.kernel.machine import Machine
+from fsd.model.limits import DIRECT_WAITING_MAX
 from fsd.vfs.types import Park, Want
-
-WAITING_MAX: Final = 4  # of the 12 requests that are the kernel's default
 
 
 class Both(Park):
@@ -68,11 +66,21 @@ class DirectWrites:
             wants: list[Want] = []
             self._newest[ino] = wants
             self.drop(ino, partial(self._machine.post, partial(self._dropped, ino, wants)))
-        if ino in self._newest and self._waiting < WAITING_MAX:
+        if ino in self._newest and self._waiting < DIRECT_WAITING_MAX:
             self._waiting += 1
             want = Want("the kernel to drop pages", result=result)
             self._newest[ino].append(want)
             raise Park(want, again=False)
+
+    def give_up_pages(self, ino: int) -> Want:
+        """Ends when the kernel has written what was changed of the pages of `ino`, and dropped them."""
+        want = Want("the kernel to write pages")
+        self.drop(ino, partial(self._machine.post, partial(self._given_up, want)))
+        return want
+
+    def _given_up(self, want: Want) -> None:
+        want.end()
+        self._machine.settle()
 
     def _dropped(self, ino: int, wants: list[Want]) -> None:
         if self._newest.get(ino) is wants:

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
@@ -26,6 +26,9 @@ from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park
 
+if TYPE_CHECKING:
+    from fsd.kernel._extra import Request
+
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
@@ -36,6 +39,8 @@ _XATTR_CLASSES = (b"user", b"trusted", b"security")
 # What `ls -l` asks of each file. Where the kernel has SELinux it answers itself, elsewhere nobody has labels:
 # told so (and not only that this file has none) ls asks of one file of a mount and of no other.
 _LABEL = b"security.selinux"
+# The name in a `create` that is O_TMPFILE (`_extra.c`).
+_UNNAMED = b"/"
 
 
 def _groups(ctx: RequestContext) -> set[int]:
@@ -115,7 +120,7 @@ class FsdOperations(pyfuse3.Operations):
         machine = self._machine
         since = machine.host.monotonic()
         caller = args[-1] if args else None
-        inherited = not isinstance(caller, RequestContext)
+        inherited = not hasattr(caller, "pid")
         pid = self._openers.get(args[0], 0) if inherited else caller.pid  # type: ignore[union-attr]
         while True:
             try:
@@ -233,6 +238,8 @@ class FsdOperations(pyfuse3.Operations):
         self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         where = self._ino(parent)
+        if name == _UNNAMED:
+            raise FUSEError(errno.EOPNOTSUPP)
         inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         self._opened(fh, flags, inode.ino, ctx)
         return FileInfo(fh=fh), self._entry(inode)
@@ -286,6 +293,27 @@ class FsdOperations(pyfuse3.Operations):
             self.direct.written(fh, done)
         else:
             self._through_pages(fh)
+
+    @handler
+    def lseek(self, fh: int, offset: int, whence: int, request: Request) -> int:
+        """SEEK_DATA and SEEK_HOLE; the rest the kernel does itself. What was stored through a mapping may be
+        in the kernel alone: before a hole is told it gives that up, while this request is parked."""
+        found = self._volume.seek(fh, offset, whence)
+        if found.hole and not request.flushed and self._volume.may_be_mapped(fh):
+            request.flushed = True
+            raise Park(self.direct.give_up_pages(self._volume.handle(fh).node.ino))
+        if found.offset is None:
+            raise FUSEError(errno.ENXIO)
+        return found.offset
+
+    @handler
+    def fallocate(self, fh: int, mode: int, offset: int, length: int, request: Request) -> None:
+        self._volume.allocate(fh, mode, offset, length)
+
+    @handler
+    def copy_file_range(self, *args: object) -> int:
+        """The kernel is told once, and copies page by page."""
+        raise FUSEError(errno.ENOSYS)
 
     @handler
     def flush(self, fh: int) -> None:

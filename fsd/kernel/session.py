@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyfuse3
 import trio
 
+from fsd.kernel.extra import serve
+from fsd.kernel.further import Further
 from fsd.kernel.handshake import DONT_MASK, Handshake, connections
 from fsd.kernel.machine import LoopWait
 from fsd.kernel.mini import Scheduler
@@ -28,10 +30,12 @@ MAX_TASKS: Final = PARKED_MAX + MIN_TASKS + 20
 
 
 class SessionLoop(Protocol):
-    """Both loops: run an async function on the calling thread, take calls from other threads."""
+    """Both loops: run an async function on the calling thread, take calls from other threads. `spawn` begins
+    a task beside it, on the loop's thread; it raises nothing."""
 
     def post(self, func: Callable[[], object]) -> None: ...
     def make_wait(self) -> LoopWait: ...
+    def spawn(self, func: Callable[[], Coroutine[Any, Any, None]], name: str) -> object: ...
     def run(self, func: Callable[[], Any]) -> None: ...
     def install(self) -> None: ...
     def hook(self, on_idle: Callable[[], None], on_hangup: Callable[[], None]) -> None: ...
@@ -45,6 +49,9 @@ class MiniLoop:
         self.post = self.scheduler.post
         self.make_wait = self.scheduler.make_wait
         self.run = self.scheduler.run
+
+    def spawn(self, func: Callable[[], Coroutine[Any, Any, None]], name: str) -> object:
+        return self.scheduler.start(func, (), name, None)
 
     def install(self) -> None:
         self.scheduler.install(pyfuse3)
@@ -102,6 +109,9 @@ class TrioLoop:
 
     def make_wait(self) -> LoopWait:
         return _TrioWait()
+
+    def spawn(self, func: Callable[[], Coroutine[Any, Any, None]], name: str) -> object:
+        return trio.lowlevel.spawn_system_task(func, name=name)
 
     def install(self) -> None:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
@@ -168,6 +178,7 @@ class FuseSession:
         """Ask the kernel for the mount. `fd`: the connection of one that is made already, or will be by the
         caller. Raises `Unsupported` with what to do when the kernel refuses."""
         self._loop.install()
+        serve(Further(self._operations, self._loop.spawn).start)
         options = {*pyfuse3.default_options, *self._options}
         # libfuse takes this name for a connection that is open.
         where = str(self._mountpoint) if fd is None else f"/dev/fd/{fd}"

@@ -84,6 +84,22 @@ def overlay(parts: Parts, patch: Part) -> Parts:
     return tuple(kept)
 
 
+def without(parts: Parts, off: int, length: int) -> Parts:
+    """`parts` with nothing in [off, off+length): a hole there. May exceed the limit: fold then."""
+    end = off + length
+    kept = []
+    for part in parts:
+        stop = part.off + part.length
+        if part.off >= end or stop <= off:
+            kept.append(part)
+            continue
+        if part.off < off:
+            kept.append(part._replace(length=off - part.off))
+        if stop > end:
+            kept.append(Part(end, stop - end, part.boff + end - part.off, part.hash))
+    return tuple(kept)
+
+
 class Piece(NamedTuple):
     """`length` bytes at `at` of the wanted range come from the blob at `boff`."""
 

@@ -44,7 +44,8 @@ class Source(NamedTuple):
 
 class BlockTask(NamedTuple):
     """One block to make. `parts` is what it held (already clipped), `runs` the changes inside the block as
-    (offset, length, log position) in order, disjoint; `length` the bytes of the block the file spans."""
+    (offset, length, log position) in order, disjoint; `length` the bytes of the block the file spans. A block
+    without runs that has too many parts is to be made one blob."""
 
     block: int
     parts: Parts
@@ -96,7 +97,7 @@ def _joined(runs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 
 def build(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     """Make one block. `fetch` is called only when `task.needs_base()`."""
-    if not task.runs:
+    if not task.runs and len(task.parts) <= PATCHES_MAX + 1:
         return Built(task.block, task.parts, (), (), ())
     return _patches(task, log) if task.patched() else _whole(task, log, fetch)
 
@@ -115,7 +116,7 @@ def _patches(task: BlockTask, log: Log) -> Built:
 
 
 def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
-    end = max(run[0] + run[1] for run in task.runs)
+    end = max((run[0] + run[1] for run in task.runs), default=0)
     end = max(end, max((p.off + p.length for p in task.parts), default=0))
     plan: list[Piece] = []
     at = 0

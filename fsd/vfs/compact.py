@@ -11,9 +11,10 @@ from typing import Final
 from fsd.model.errors import NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.core import Core
-from fsd.vfs.log import DROP, SHIFT, WRITE, segment_of
+from fsd.vfs.extents import Run
+from fsd.vfs.log import DROP, PUNCH, SHARE, SHIFT, WRITE, segment_of
 from fsd.vfs.node import Inode
-from fsd.vfs.records import TIME
+from fsd.vfs.records import LENGTH, TIME, Shared, packb
 
 PIECE: Final = MIB
 
@@ -50,6 +51,9 @@ def _move(core: Core, node: Inode, edge: int) -> None:
     content = node.file()
     first = core.record(DROP, node.ino, 0, [])
     for run in [run for run in content.extents if run.pos < edge]:
+        if run.ref is not None:
+            content.extents.put(run.start, run.end, log_ref(core, node, run, node.mtime), run.ref)
+            continue
         for start in range(run.start, run.end, PIECE):
             end = min(run.end, start + PIECE)
             data = core.log.read(run.pos + start - run.start, end - start)
@@ -59,3 +63,13 @@ def _move(core: Core, node: Inode, edge: int) -> None:
         # Without flights their order says nothing any more: all cut the base.
         content.limits = [(first, min(size for _, size in content.limits))]
     content.first = min(first, content.needed() or first)
+
+
+def log_ref(core: Core, node: Inode, run: Run, time: int) -> int:
+    """Write a run again whose bytes are not in the log; its new position."""
+    assert run.ref is not None
+    if not run.ref.hash:
+        body = LENGTH.pack(run.end - run.start)
+        return core.record(PUNCH, node.ino, run.start, [TIME.pack(time, 0), body], spare=False)
+    body = packb([Shared(run.start, run.end, run.ref.hash, run.ref.boff)])
+    return core.record(SHARE, node.ino, 0, [TIME.pack(time, 0), body], spare=False)

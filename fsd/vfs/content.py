@@ -8,22 +8,25 @@ each is made from the one before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from fsd.model.blocks import Part, Parts, clip, covered, encode
-from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS
+from fsd.model.blocks import Part, Parts, clip, covered, encode, overlay, without
+from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS, KIB, PATCHES_MAX
 from fsd.model.ops import CONTENT
 from fsd.model.ops import Content as ContentOp
 from fsd.vfs.build import BlockTask, Built, Source
-from fsd.vfs.extents import Extents, Run
+from fsd.vfs.extents import HOLE, Extents, Ref, Run
 from fsd.wire.frame import Blob
 
 WAITING: Final = "waiting"  # an earlier flight of the file is not made yet
 MAKING: Final = "making"
 READY: Final = "ready"  # has its operation, in the commit queue
 DEAD: Final = "dead"  # replaced by a newer one, or the file went
+REF_WEIGHT: Final = (
+    2 * KIB
+)  # of a change that needs no bytes, among those that make a file big enough to flush
 
 Blocks = dict[int, Parts]
 
@@ -118,15 +121,18 @@ class Content:
         return {} if made is None else made
 
     # changes -----------------------------------------------------------------------------------------
-    def wrote(self, start: int, end: int, pos: int, now: float, *, append: bool) -> None:
-        """[start, end) was written and lies at `pos` of the log. Call before the inode's size changes."""
+    def wrote(
+        self, start: int, end: int, pos: int, now: float, *, append: bool = False, ref: Ref | None = None
+    ) -> None:
+        """[start, end) was written and lies at `pos` of the log, or is what `ref` says. Call before the
+        inode's size changes."""
         if not self.window:
             self._open_window(now)
             self.append_from = start if append else None
         elif not append:
             self.append_from = None
-        self.extents.put(start, end, pos)
-        self.window_bytes += end - start
+        self.extents.put(start, end, pos, ref)
+        self.window_bytes += end - start if ref is None else REF_WEIGHT
         self.changed = pos
 
     def cut(self, size: int, pos: int, now: float) -> None:
@@ -207,9 +213,10 @@ class Content:
                 else:
                     del blocks[index]
         flight.blocks = blocks
-        by_block: dict[int, list[tuple[int, int, int]]] = {}
-        for start, end, pos in flight.runs:
-            while start < end:
+        crowded = _put_refs(flight, blocks)
+        by_block: dict[int, list[tuple[int, int, int]]] = {index: [] for index in crowded}
+        for start, end, pos, ref in flight.runs:
+            while start < end and ref is None:
                 index = start // BLOCK
                 stop = min(end, (index + 1) * BLOCK)
                 by_block.setdefault(index, []).append((start - index * BLOCK, stop - start, pos))
@@ -270,7 +277,7 @@ class Content:
         known."""
         total, at = 0, start
         for run in self.extents.runs(start, end):
-            total += self._base_stored(at, run.start) + run.end - run.start
+            total += self._base_stored(at, run.start) + (0 if run.ref == HOLE else run.end - run.start)
             at = run.end
         return total + self._base_stored(at, end)
 
@@ -289,6 +296,33 @@ class Content:
             indexes = [index for index in self.base if first <= index <= last]
         return sum(covered(self.shown(index), *_block_range(index, start, end)) for index in indexes)
 
+    def spans(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The stored parts of [start, end) in order: (start, end) pairs, which may touch. The block list is
+        known."""
+        at = start
+        for run in self.extents.runs(start, end):
+            yield from self._base_spans(at, run.start)
+            if run.ref != HOLE:
+                yield run.start, run.end
+            at = run.end
+        yield from self._base_spans(at, end)
+
+    def _base_spans(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        if start >= end or not self.base:
+            return
+        first, last = start // BLOCK, (end - 1) // BLOCK
+        indexes: Iterable[int] = range(first, last + 1)
+        if last - first > 4 * len(self.base):
+            indexes = sorted(index for index in self.base if first <= index <= last)
+        for index in indexes:
+            block = index * BLOCK
+            done = max(start, block)
+            for part in sorted(self.shown(index)):
+                low, high = max(done, block + part.off), min(end, block + part.off + part.length)
+                if low < high:
+                    yield low, high
+                    done = high
+
     # reads -------------------------------------------------------------------------------------------
     def shown(self, index: int) -> Parts:
         """What the base contributes to block `index`."""
@@ -299,6 +333,33 @@ class Content:
             if start + BLOCK > limit:
                 parts = clip(parts, limit - start) if start < limit else ()
         return parts
+
+
+def _put_refs(flight: Flight, blocks: Blocks) -> set[int]:
+    """Apply the runs whose bytes are not in the log to the list of a flight. Returns the blocks that have too
+    many parts now: they have to be made as one."""
+    for start, end, _, ref in flight.runs:
+        if ref is None:
+            continue
+        first, last = start // BLOCK, (end - 1) // BLOCK
+        indexes: Iterable[int] = range(first, last + 1)
+        if not ref.hash:  # what holds nothing needs no hole
+            few = last - first < len(blocks)
+            indexes = (
+                [i for i in indexes if i in blocks] if few else [i for i in blocks if first <= i <= last]
+            )
+        for index in indexes:
+            low, high = _block_range(index, start, end)
+            parts = without(blocks.get(index, ()), low, high - low)
+            if ref.hash:
+                boff = ref.boff + index * BLOCK + low - start
+                parts = overlay(parts, Part(low, high - low, boff, ref.hash))
+            flight.touched.add(index)
+            if parts:
+                blocks[index] = parts
+            else:
+                blocks.pop(index, None)
+    return {index for index in flight.touched if len(blocks.get(index, ())) > PATCHES_MAX + 1}
 
 
 def _block_range(index: int, start: int, end: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NoReturn
 
 from fsd.model.blocks import Parts, pieces
@@ -14,6 +14,7 @@ from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
 from fsd.vfs.compact import compact
 from fsd.vfs.content import Content, Flight
+from fsd.vfs.extents import Run
 from fsd.vfs.loads import READ_AHEAD
 from fsd.vfs.log import TRUNC, WRITE
 from fsd.vfs.names import NameCalls
@@ -138,18 +139,24 @@ class FileCalls(NameCalls):
         self.know_blocks(node)
         runs = content.extents.runs(offset, offset + size)
         log = self.core.log
-        if len(runs) == 1 and runs[0].start == offset and runs[0].end == offset + size:
+        if len(runs) == 1 and runs[0].start == offset and runs[0].end == offset + size and not runs[0].ref:
             return log.read(runs[0].pos, size)
         out = bytearray(size)
-        covered = sum(run.end - run.start for run in runs)
+        covered = sum(run.end - run.start for run in runs if run.ref is None)
         if covered < size:
-            self.base_bytes(handle, content, offset, out)
-        for start, end, pos in runs:
-            out[start - offset : end - offset] = log.read(pos, end - start)
+            self.stored_bytes(handle, content, offset, out, runs)
+        for start, end, pos, ref in runs:
+            if ref is None:
+                out[start - offset : end - offset] = log.read(pos, end - start)
+            elif not ref.hash:
+                out[start - offset : end - offset] = bytes(end - start)
         return bytes(out)
 
-    def base_bytes(self, handle: Handle, content: Content, offset: int, out: bytearray) -> None:
-        """Put what the base contributes into `out`; parks for blobs that are not in memory."""
+    def stored_bytes(
+        self, handle: Handle, content: Content, offset: int, out: bytearray, runs: Sequence[Run]
+    ) -> None:
+        """Put what the base contributes into `out`, and what `runs` name of blobs; parks for such as are not
+        in memory."""
         plan: list[tuple[int, int, int, bytes]] = []
         end = offset + len(out)
         lacking: set[bytes] = set()
@@ -162,14 +169,18 @@ class FileCalls(NameCalls):
             stop = min(end, (index + 1) * BLOCK)
             for piece in pieces(parts, start - index * BLOCK, stop - start):
                 plan.append((start - offset + piece.at, piece.length, piece.boff, piece.hash))
-                if piece.hash in have or piece.hash in lacking:
-                    continue
-                data = self.core.recent.get(piece.hash)
-                if data is None:
-                    lacking.add(piece.hash)
-                else:
-                    have[piece.hash] = data
-                    self.siblings.read(piece.hash)
+        for start, stop, _, ref in runs:
+            if ref is not None and ref.hash:
+                plan.append((start - offset, stop - start, ref.boff, ref.hash))
+        for _, _, _, digest in plan:
+            if digest in have or digest in lacking:
+                continue
+            data = self.core.recent.get(digest)
+            if data is None:
+                lacking.add(digest)
+            else:
+                have[digest] = data
+                self.siblings.read(digest)
         self.read_ahead(handle, content, offset, end)
         if lacking:
             coming = all(digest in self.loader.blob_wants for digest in lacking)
@@ -215,8 +226,7 @@ class FileCalls(NameCalls):
             return 0
         content = node.file()
         self.know_blocks(node)
-        if handle.takes & node.mode:
-            self.set_attributes(node, mode=node.mode & ~handle.takes)
+        self.take_bits(handle)
         self.room(len(data))
         core = self.core
         time = core.stamp()
@@ -232,10 +242,7 @@ class FileCalls(NameCalls):
             node.rdev += max(0, offset - node.size) - filled
         content.wrote(offset, end, pos, core.now(), append=append)
         node.size = max(node.size, end)
-        node.mtime = node.ctime = time
-        node.stamp += 1
-        if core.nodes.also:
-            self.changed_twin(node)
+        self.content_changed(node, time)
         if not node.gone and self.flusher.big(node):
             self.flusher.freeze(node)
         if handle.flags & SYNC_FLAGS and not node.gone:
@@ -273,9 +280,19 @@ class FileCalls(NameCalls):
             node.rdev -= node.size - size - content.stored(size, node.size) if size else node.rdev
         content.cut(size, pos, core.now())
         node.size = size
+        self.content_changed(node, time)
+
+    def take_bits(self, handle: Handle) -> None:
+        """Before a change of the content: what whoever opened the handle takes from the file's mode goes."""
+        node = handle.node
+        if handle.takes & node.mode:
+            self.set_attributes(node, mode=node.mode & ~handle.takes)
+
+    def content_changed(self, node: Inode, time: int) -> None:
+        """Behind a change of the content, with its size."""
         node.mtime = node.ctime = time
         node.stamp += 1
-        if core.nodes.also:
+        if self.core.nodes.also:
             self.changed_twin(node)
 
     def changed_twin(self, node: Inode) -> None:
@@ -322,9 +339,12 @@ class FileCalls(NameCalls):
         self, node: Inode, by: int, groups: Callable[[], Collection[int]]
     ) -> int | None:
         """chown(-1, -1), which anybody may: it moves ctime, and where it takes bits of the mode away only the
-        owner may. Returns the mode to set, if any."""
+        owner may. Returns the mode to set, if any. The kernel says the same before a fallocate or a
+        copy_file_range that takes them: then there is a handle whose opener takes them."""
         taken = set_id_bits(node, by, groups)
         if taken and by != node.uid:
+            if any(h.node is node and h.takes & taken for h in self.handles.values()):
+                return node.mode & ~taken
             raise PosixError(errno.EPERM, "not the owner")
         return node.mode & ~taken if taken else None
 

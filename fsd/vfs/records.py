@@ -16,8 +16,9 @@ from fsd.model.ops import Create, Op, Outcome, decode_one
 from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
-FORMAT: Final = 3  # 2: `State.fence`; 3: `State.mark`, `Ack.at`
+FORMAT: Final = 4  # 2: `State.fence`; 3: `State.mark`, `Ack.at`; 4: PUNCH, SHARE
 TIME: Final = struct.Struct(">QB")  # before the data of a WRITE: time of the change, 1 for an append
+LENGTH: Final = struct.Struct(">Q")  # of a PUNCH, behind its time
 
 
 class State(NamedTuple):
@@ -118,6 +119,21 @@ class Apart(NamedTuple):
 def packb(value: object) -> bytes:
     raw: bytes = msgpack.packb(value, use_bin_type=True)
     return raw
+
+
+class Shared(NamedTuple):
+    """Bytes [start, end) of a file are those of the stored blob `hash` from `boff` on."""
+
+    start: int
+    end: int
+    hash: bytes
+    boff: int
+
+
+def read_shared(raw: bytes) -> list[Shared]:
+    """What a SHARE says behind its time. The position of piece n is that of its payload, and n: as a run's it
+    is no other's."""
+    return [Shared._make(row) for row in _load(raw)]
 
 
 def blocks_of(rows: tuple[tuple[int, bytes | None], ...]) -> Blocks:

@@ -378,7 +378,7 @@ def _play(node: Inode, event: Event, now: float) -> None:
         content.cut(event.start, event.pos, now)
         node.size = event.start
     else:
-        content.wrote(event.start, event.end, event.pos, now, append=event.append)
+        content.wrote(event.start, event.end, event.pos, now, append=event.append, ref=event.ref)
         node.size = max(node.size, event.end)
 
 

@@ -9,14 +9,17 @@ import errno
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.ops import CONFLICT, REFUSED, Content, Create, Op, Rename, Setattr
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
+from fsd.vfs.extents import HOLE, Ref
 from fsd.vfs.log import Log, Record
 from fsd.vfs.queue import redirected
 from fsd.vfs.records import (
+    LENGTH,
     TIME,
     Ack,
     Apart,
@@ -32,10 +35,13 @@ from fsd.vfs.records import (
     read_flown,
     read_op,
     read_reserved,
+    read_shared,
     read_state,
     result_of,
 )
 from fsd.vfs.wiremap import WireMap
+
+_OF_FILES: Final = (logs.WRITE, logs.TRUNC, logs.BASE, logs.PUNCH, logs.SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Event:
     time: int
     append: bool
     bad: bool = False  # its bytes in the log are not what was written
+    ref: Ref | None = None  # its bytes are not in the log
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class Replay:
 
     def _apply(self, record: Record) -> None:
         kind = record.kind
-        if record.ino in self.dropped and kind in (logs.WRITE, logs.TRUNC, logs.BASE):
+        if record.ino in self.dropped and kind in _OF_FILES:
             return  # changes of a file without a name, for its open handles only
         if kind == logs.WRITE:
             self._write(record)
@@ -127,6 +134,8 @@ class Replay:
             past.changes.append(Event(record.pos, record.offset, -1, time, False))
             self.newest = max(self.newest, time)
             past.mtime = past.ctime = time
+        elif kind == logs.PUNCH or kind == logs.SHARE:
+            self._without_bytes(record)
         elif kind == logs.OP:
             self._op(read_op(self._payload(record)), record)
             if record.offset:
@@ -214,6 +223,23 @@ class Replay:
             return
         time, append = TIME.unpack(self.log.read(record.pos, TIME.size))
         past.changes.append(Event(record.pos + TIME.size, start, end, time, bool(append)))
+        self.newest = max(self.newest, time)
+        past.mtime = past.ctime = time
+
+    def _without_bytes(self, record: Record) -> None:
+        """Changes whose bytes are not in the log."""
+        past = self._file(record)
+        payload = self._payload(record)
+        time, _ = TIME.unpack_from(payload)
+        if record.kind == logs.PUNCH:
+            (length,) = LENGTH.unpack_from(payload, TIME.size)
+            past.changes.append(
+                Event(record.pos, record.offset, record.offset + length, time, False, ref=HOLE)
+            )
+        else:
+            for number, one in enumerate(read_shared(payload[TIME.size :])):
+                ref = Ref(one.hash, one.boff)
+                past.changes.append(Event(record.pos + number, one.start, one.end, time, False, ref=ref))
         self.newest = max(self.newest, time)
         past.mtime = past.ctime = time
 

@@ -162,8 +162,9 @@ class _TakeOut:
     def changed(self, node: Inode, offset: int, size: int) -> bytes:
         """What the log holds of a piece of the file, between zeros."""
         out = bytearray(size)
-        for start, end, pos in node.file().extents.runs(offset, offset + size):
-            out[start - offset : end - offset] = self.core.log.read(pos, end - start)
+        for start, end, pos, ref in node.file().extents.runs(offset, offset + size):
+            if ref is None:
+                out[start - offset : end - offset] = self.core.log.read(pos, end - start)
         return bytes(out)
 
 

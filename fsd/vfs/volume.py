@@ -1,8 +1,8 @@
 """`Volume`: the client's state machine (docs: DESIGN.md beside this file).
 
 All methods run on one thread, never block on the network, and either return, raise an `FsdError` (its
-`.errno` is the answer), or raise `Park`. The namespace calls are in `names`, the file calls in `files`; here
-is the machine around them.
+`.errno` is the answer), or raise `Park`. The namespace calls are in `names`, the file calls in `files` and
+`ranges`; here is the machine around them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fsd.vfs.core import RENEW, Core
 from fsd.vfs.cut import CheckpointJob, DropJob
 from fsd.vfs.evict import Evictor
 from fsd.vfs.feed import Feed
-from fsd.vfs.files import FileCalls
 from fsd.vfs.keep import Keeper, KeepJob
 from fsd.vfs.loads import AskJob, BlobJob, CacheJob, Loader
 from fsd.vfs.log import STATE, SyncJob
+from fsd.vfs.ranges import RangeCalls
 from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
@@ -33,7 +33,7 @@ from fsd.wire.messages import FeedPage
 log = logging.getLogger(__name__)
 
 
-class Volume(FileCalls):
+class Volume(RangeCalls):
     """See the module. Node numbers are the volume's own; `root_ino` is the mount's root. Made by
     `fsd.vfs.open.open_volume`, which gives it a core with its root in memory."""
 

@@ -12,7 +12,7 @@ from fsd.model.errors import IntegrityError
 from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS, PATCHES_MAX
 from fsd.vfs.build import BlockTask, Source, assemble, build
 from fsd.vfs.content import Content, Flight, operation
-from fsd.vfs.extents import Extents
+from fsd.vfs.extents import HOLE, Extents, Ref, Run
 from fsd.vfs.records import result_of
 from fsd.wire.frame import make_blob, open_blob
 
@@ -72,11 +72,19 @@ def fly(content: Content, flight: Flight, log: MemoryLog, store: Store) -> None:
     flight.state = "ready"
 
 
+def places(run: Run) -> list[object]:
+    """Where each byte of a run is."""
+    if run.ref is None:
+        return list(range(run.pos, run.pos + run.end - run.start))
+    boffs = range(run.ref.boff, run.ref.boff + run.end - run.start)
+    return [(run.pos, run.ref.hash, boff if run.ref.hash else 0) for boff in boffs]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_extents_show_the_newest_write_of_every_byte(seed: int) -> None:
     rng = random.Random(seed)
     extents, log = Extents(), MemoryLog()
-    model: list[int | None] = [None] * 300
+    model: list[object] = [None] * 300
     for _ in range(200):
         if rng.random() < 0.1:
             size = rng.randrange(300)
@@ -86,23 +94,24 @@ def test_extents_show_the_newest_write_of_every_byte(seed: int) -> None:
             pos = rng.randrange(log.tail)
             extents.drop_before(pos)
             # A run goes or stays whole: what the server has covers all of a record or nothing.
-            kept = {at: run.pos + at - run.start for run in extents for at in range(run.start, run.end)}
+            kept = {at: where for run in extents for at, where in enumerate(places(run), run.start)}
             assert all(model[at] == where for at, where in kept.items())
             model = [kept.get(at) for at in range(300)]
         else:
             start = rng.randrange(290)
             data = rng.randbytes(rng.randrange(1, min(60, 300 - start)))
             pos = log.write(data)
-            extents.put(start, start + len(data), pos)
-            model[start : start + len(data)] = range(pos, pos + len(data))
-        shown: list[int | None] = [None] * 300
-        for start, end, pos in extents:
-            shown[start:end] = range(pos, pos + end - start)
+            ref = rng.choice((None, None, HOLE, Ref(b"blob", rng.randrange(100))))
+            extents.put(start, start + len(data), pos, ref)
+            model[start : start + len(data)] = places(Run(start, start + len(data), pos, ref))
+        shown: list[object] = [None] * 300
+        for run in extents:
+            shown[run.start : run.end] = places(run)
         assert shown == model
-        assert extents.total == sum(one is not None for one in model)
+        assert extents.total == sum(isinstance(one, int) for one in model)
         low = rng.randrange(300)
         part = extents.runs(low, 300)
-        assert [r.pos for r in part] == [model[r.start] for r in part]
+        assert [places(r) for r in part] == [model[r.start : r.end] for r in part]
         assert sum(r.end - r.start for r in part) == sum(one is not None for one in model[low:])
 
 
@@ -131,7 +140,20 @@ def test_flights_lead_to_what_was_written(seed: int) -> None:
             content.cut(size, log.write(b"truncated"), 0.0)
             del model[size:]
             model.extend(bytes(size - len(model)))
-        elif roll < 0.85 and content.dirty:
+        elif roll < 0.75 and model:
+            start = rng.randrange(len(model))
+            end = min(len(model), start + rng.choice((100, 70_000, 3_000_000)))
+            content.wrote(start, end, log.write(b"punched"), 0.0, ref=HOLE)
+            model[start:end] = bytes(end - start)
+        elif roll < 0.78 and store.blobs:
+            digest = rng.choice(list(store.blobs))
+            blob = store.blobs[digest]
+            boff = rng.randrange(len(blob))
+            piece = blob[boff : boff + rng.choice((1, 5000, BLOCK))]
+            start = rng.randrange(len(model) + 1)
+            content.wrote(start, start + len(piece), log.write(b"shared"), 0.0, ref=Ref(digest, boff))
+            model[start : start + len(piece)] = piece
+        elif roll < 0.88 and content.dirty:
             flight = content.freeze(step + 1, 7, log.tail, len(model), step, step)
             assert content.startable(flight)
             fly(content, flight, log, store)
@@ -162,8 +184,12 @@ def read(content: Content, log: MemoryLog, store: Store, offset: int, size: int)
         stop = min(offset + size, (index + 1) * BLOCK)
         if start < stop:
             out[start - offset : stop - offset] = block[start - index * BLOCK : stop - index * BLOCK]
-    for start, end, pos in content.extents.runs(offset, offset + size):
-        out[start - offset : end - offset] = log.read(pos, end - start)
+    for start, end, pos, ref in content.extents.runs(offset, offset + size):
+        if ref is None:
+            data = log.read(pos, end - start)
+        else:
+            data = store.blobs[ref.hash][ref.boff :][: end - start] if ref.hash else bytes(end - start)
+        out[start - offset : end - offset] = data
     return bytes(out)
 
 
