@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import IO, Any
 
 from fsd.cli.context import Streams
@@ -23,10 +24,9 @@ def hold_numbers() -> None:
 
 
 def streams() -> Streams:
-    """The process's streams; call once."""
-    # A locale that cannot write a name must not turn an answer into an error.
+    """The process's streams; call once. Puts `Messages` in the place of `sys.stderr`."""
     if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors="backslashreplace")
+        sys.stderr = Messages(sys.stderr)
 
     def terminal(stream: IO[Any] | None) -> bool:
         return stream is not None and stream.isatty()
@@ -41,6 +41,25 @@ def streams() -> Streams:
         stdout_terminal=terminal(sys.stdout),
         stderr_terminal=terminal(sys.stderr),
     )
+
+
+class Messages(io.TextIOWrapper):
+    """Standard error. A message that cannot be written (a log on a full disk, a reader that is gone) must not
+    end a mount or a server, nor take the place of the exit code that was meant: 6, say. The newest few KiB
+    are written later, where they can be. Nor may a locale that cannot write a name be an error."""
+
+    def __init__(self, stderr: io.TextIOWrapper) -> None:
+        super().__init__(stderr.buffer, stderr.encoding, "backslashreplace", line_buffering=True)
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
 
 
 class _ClosedInput(io.RawIOBase):

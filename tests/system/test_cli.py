@@ -510,6 +510,10 @@ def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:  # noqa: F811
     code, told = run("cat /file >&-")
     assert (code, b"standard output failed: Bad file descriptor" in told) == (1, True), told
     assert run("cp :/file - >&-")[0] == 1
+    # Messages that cannot be written change no exit code.
+    assert run("cat /none 2>/dev/full") == (5, b"")
+    assert run("nonsense 2>/dev/full") == (2, b"")
+    assert run("cat /none 2> >(true); exit $?")[0] == 5
 
 
 def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) -> None:  # noqa: F811
