@@ -29,7 +29,7 @@ from fsd.kernel.control_client import request
 from fsd.model.limits import NOT_FLUSHED_MAX
 from fsd.model.ops import CREATE, Create
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
@@ -284,12 +284,16 @@ def test_a_checkpoint_from_outside_asks_the_mounts(box: Sandbox, at: Any, tmp_pa
             late = ("checkpoint", "create", "--remote", "--drain", "1s")
             refused = box.fsd(*late, "--require-all", check=False)
             assert refused.returncode == 6, refused.stderr
-            listed = box.json(*late)["sessions"]
+            # On a busy machine this one, too, may need longer than a second.
+            wait_for(lambda: included(box.json(*late)) == [False, True], 60, "one of two to be in it")
         finally:
             os.kill(other.daemon, signal.SIGCONT)
-        assert sorted(one["included"] for one in listed) == [False, True]
     finally:
         other.close()
+
+
+def included(made: dict[str, Any]) -> list[bool]:
+    return sorted(one["included"] for one in made["sessions"])
 
 
 @pytest.mark.loop  # needs root: another mount hides the file's name
@@ -308,7 +312,7 @@ def test_a_daemon_without_descriptors_lives_on(box: Sandbox, at: Any) -> None:
             asked.join(1)
         finally:
             resource.prlimit(box.daemon, resource.RLIMIT_NOFILE, limits)
-        asked.join(20)
+        asked.join(60)
         assert not asked.is_alive()
         file.write(b"y")
     assert box.status()["pid"] == box.daemon
@@ -469,6 +473,6 @@ def test_many_writers_and_readers_beside_checkpoints(box: Sandbox) -> None:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
     assert not errors
     assert "locked" not in box.logs()

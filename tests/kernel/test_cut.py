@@ -19,12 +19,21 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
 def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
     made = Sandbox(tmp_path / "box", server.create(), "--io-timeout", "6s", "--stop-timeout", "2s")
+    yield made
+    os.kill(server.pid, signal.SIGCONT)
+    made.close()
+
+
+@pytest.fixture
+def patient(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
+    """One that waits longer for its server than any test."""
+    made = Sandbox(tmp_path / "box", server.create(), "--io-timeout", "5m", "--stop-timeout", "2s")
     yield made
     os.kill(server.pid, signal.SIGCONT)
     made.close()
@@ -42,22 +51,22 @@ def filled(box: Sandbox, count: int) -> None:
     box.mount()
 
 
-def test_a_killed_reader_of_a_cut_server_is_gone(box: Sandbox, server: Server) -> None:
-    filled(box, 10)
+def test_a_killed_reader_of_a_cut_server_is_gone(patient: Sandbox, server: Server) -> None:
+    filled(patient, 10)
     os.kill(server.pid, signal.SIGSTOP)
-    reader = subprocess.Popen(["cat", str(box.mountpoint / "d1" / "f1")], stdout=subprocess.DEVNULL)
+    reader = subprocess.Popen(["cat", str(patient.mountpoint / "d1" / "f1")], stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: parked(reader.pid), 30, "the reader to wait")
         reader.kill()
-        start = time.monotonic()
-        assert reader.wait(5) == -signal.SIGKILL
-        assert time.monotonic() - start < 4
+        assert reader.wait(60) == -signal.SIGKILL
     finally:
         reader.kill()
-        reader.wait(10)
+        os.kill(server.pid, signal.SIGCONT)
+        reader.wait(60)
 
 
-def test_readers_go_on_when_the_server_is_back(box: Sandbox, server: Server) -> None:
+def test_readers_go_on_when_the_server_is_back(patient: Sandbox, server: Server) -> None:
+    box = patient
     filled(box, 40)
     os.kill(server.pid, signal.SIGSTOP)
     got: dict[int, object] = {}
@@ -76,14 +85,14 @@ def test_readers_go_on_when_the_server_is_back(box: Sandbox, server: Server) -> 
     threading.Event().wait(1.5)
     os.kill(server.pid, signal.SIGCONT)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert got == {number: b"%d" % number for number in range(16)}
 
 
 def test_what_is_in_the_cache_is_read_while_every_request_hangs(server: Server, tmp_path: Path) -> None:
     """Reads, not only of what is in memory; the uploads of a big flush hang in every worker."""
-    box = Sandbox(tmp_path / "box", server.create(), "--io-timeout", "40s", "--stop-timeout", "2s")
+    box = Sandbox(tmp_path / "box", server.create(), "--io-timeout", "5m", "--stop-timeout", "2s")
     try:
         box.mount()
         data = {f"f{number}": os.urandom(100_000) for number in range(6)} | {"big": os.urandom(3 << 20)}
@@ -99,7 +108,7 @@ def test_what_is_in_the_cache_is_read_while_every_request_hangs(server: Server, 
         for name, content in data.items():
             begun = time.monotonic()
             assert (box.mountpoint / name).read_bytes() == content
-            assert time.monotonic() - begun < 20, name
+            assert time.monotonic() - begun < 60, name
         os.kill(server.pid, signal.SIGCONT)
         box.unmount()
     finally:
@@ -116,7 +125,7 @@ def test_fsync_of_a_cut_server_is_eio_and_the_next_one_covers_it(box: Sandbox, s
         start = time.monotonic()
         with pytest.raises(OSError, match="Input/output error"):
             os.fsync(fd)
-        assert 4 < time.monotonic() - start < 20
+        assert 4 < time.monotonic() - start < 60
         # The mount goes on for what needs no server.
         os.write(fd, b" whole")
         assert os.pread(os.open(box.mountpoint / "f", os.O_RDONLY), 20, 0) == b"must arrive whole"
@@ -180,7 +189,7 @@ def test_a_mount_without_a_server_gives_up_in_time(box: Sandbox, server: Server)
     )
     assert done.returncode == 1
     assert "connection refused" in done.stderr
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40  # the default is 60 s
     assert not os.path.ismount(box.mountpoint)
     server.restart()
     box.mount()
@@ -194,7 +203,7 @@ def test_a_mount_waits_for_a_server_that_is_slow_to_come(box: Sandbox, server: S
     assert mounting.is_alive()
     assert not os.path.ismount(box.mountpoint)
     server.restart()
-    mounting.join(20)
+    mounting.join(60)
     assert os.path.ismount(box.mountpoint)
 
 
@@ -220,7 +229,7 @@ def test_a_detached_daemon_that_sends_is_waited_for(box: Sandbox, server: Server
     box.mount()
     (box.mountpoint / "f").write_bytes(b"late")
     os.kill(server.pid, signal.SIGSTOP)
-    subprocess.run(["umount", "-i", str(box.mountpoint)], check=True, timeout=10)
+    subprocess.run(["umount", "-i", str(box.mountpoint)], check=True, timeout=60)
     resume = threading.Timer(1.5, os.kill, (server.pid, signal.SIGCONT))
     resume.start()
     try:
@@ -260,11 +269,11 @@ def test_ctrl_c_tells_how_far_it_is_and_twice_leaves_no_mount(box: Sandbox, serv
             said += line
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(5) == 6
+        assert process.wait(20) == 6
         assert not os.path.ismount(box.mountpoint)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         assert process.stderr is not None
         process.stderr.close()
     os.kill(server.pid, signal.SIGCONT)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(40)]
+pytestmark = pytest.mark.kernel
 
 TESTS = Path(__file__).parent.parent
 

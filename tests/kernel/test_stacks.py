@@ -13,7 +13,7 @@ from support.wait import wait_for
 
 from fsd.kernel import unmount
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(40)]
+pytestmark = pytest.mark.kernel
 
 
 def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:

@@ -51,7 +51,7 @@ class Tiny:
             env=env,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
 
@@ -104,10 +104,10 @@ class Tiny:
                         continue
             wait_for(lambda: not self.alive(), 30, "the killed processes to go")
         while self.listed():
-            subprocess.run(["fusermount3", "-uz", str(self.place)], check=True, timeout=10)
+            subprocess.run(["fusermount3", "-uz", str(self.place)], check=True, timeout=60)
         if self.foreground is not None:
             self.foreground.kill()
-            self.foreground.wait(10)
+            self.foreground.wait(60)
             assert self.foreground.stderr is not None
             self.foreground.stderr.close()
 
