@@ -8,6 +8,10 @@
  *
  * libfuse 3.14 has no word for FUSE_TMPFILE. Its request and its answer are those of FUSE_CREATE, with a name no
  * file can have: it is passed on as that.
+ *
+ * And a word in a write: pages of a shared mapping are written by any handle of the file that may write, one that
+ * appends too, and have their place all the same. pyfuse3 tells its handler nothing but the handle, so it is
+ * marked there (MAPPED).
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -20,6 +24,8 @@
 #include <linux/fuse.h>
 #include <string.h>
 #include <structmember.h>
+
+#define MAPPED (1ULL << 63)
 
 #ifndef FUSE_TMPFILE
 #define FUSE_TMPFILE 51
@@ -239,6 +245,7 @@ __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse
                                                                       const struct fuse_buf *buf)
 {
     struct fuse_in_header *head = buf->mem;
+    struct fuse_write_in *in = (struct fuse_write_in *)(head + 1);
 
     if (!real_process)
         real_process = (process_buf)find_real(__builtin_return_address(0), "fuse_session_process_buf");
@@ -246,6 +253,9 @@ __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse
         return;
     if (served && !(buf->flags & FUSE_BUF_IS_FD) && buf->size > sizeof(*head) && head->opcode == FUSE_TMPFILE)
         head->opcode = FUSE_CREATE;
+    if (!(buf->flags & FUSE_BUF_IS_FD) && buf->size >= sizeof(*head) + sizeof(*in) &&
+        head->opcode == FUSE_WRITE && in->write_flags & FUSE_WRITE_CACHE)
+        in->fh |= MAPPED;
     real_process(se, buf);
 }
 

@@ -36,6 +36,8 @@ R = TypeVar("R")
 READDIR_PAGE = 256
 # Extended attributes of other classes are told as a disk tells them; without `--acl` so are those of ACLs.
 _XATTR_CLASSES = (b"user", b"trusted", b"security")
+# Marks the handle of a write whose bytes are pages of a shared mapping (`_extra.c` does).
+MAPPED = 1 << 63
 # What `ls -l` asks of each file. Where the kernel has SELinux it answers itself, elsewhere nobody has labels:
 # told so (and not only that this file has none) ls asks of one file of a mount and of no other.
 _LABEL = b"security.selinux"
@@ -266,8 +268,11 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def write(self, fh: int, offset: int, data: bytes) -> int:
+        mapped = fh >= MAPPED  # and so no handle whose opener `parked` would look after: the kernel waits
+        if mapped:
+            fh -= MAPPED
         try:
-            done = self._volume.write(fh, offset, data)
+            done = self._volume.write(fh, offset, data, mapped=mapped)
         except Park as park:
             if self.direct.writers and not park.again:  # it was done, and is being committed
                 self._written_too(fh, park)

@@ -205,8 +205,11 @@ class FileCalls(NameCalls):
             self.loader.ahead(part.hash for part in parts)
 
     # writing -----------------------------------------------------------------------------------------
-    def write(self, fh: int, offset: int, data: bytes) -> int:
-        """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed."""
+    def write(self, fh: int, offset: int, data: bytes, *, mapped: bool = False) -> int:
+        """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed.
+
+        `mapped`: pages of a shared mapping, which have their place in the file whatever handle the kernel
+        writes them by, and take no bits of the mode."""
         handle = self.handle(fh)
         if handle.drops >= 0:
             self.dropped(handle)
@@ -215,7 +218,7 @@ class FileCalls(NameCalls):
             raise PosixError(errno.EBADF, "not open for writing")
         if self.core.guarded:
             self.must_be_writable(node)
-        append = bool(handle.flags & os.O_APPEND)
+        append = bool(handle.flags & os.O_APPEND) and not mapped
         if append:
             self.current(node)
             offset = node.size
@@ -226,7 +229,8 @@ class FileCalls(NameCalls):
             return 0
         content = node.file()
         self.know_blocks(node)
-        self.take_bits(handle)
+        if not mapped:
+            self.take_bits(handle)
         self.room(len(data))
         core = self.core
         time = core.stamp()
@@ -325,7 +329,9 @@ class FileCalls(NameCalls):
             self.truncate(node, size)
             if size == 0 and had > 0 and node.file().writers:
                 node.file().hold = True
-        if size is not None or uid is not None or gid is not None:
+        # Who is not the owner changes no mode: then it is the kernel, which takes a bit before a write.
+        writes = mode is not None and by not in (0, node.uid)
+        if size is not None or uid is not None or gid is not None or writes:
             taken = set_id_bits(node, by, groups)
             if taken:
                 mode = (node.mode if mode is None else mode) & ~taken
@@ -339,12 +345,12 @@ class FileCalls(NameCalls):
         self, node: Inode, by: int, groups: Callable[[], Collection[int]]
     ) -> int | None:
         """chown(-1, -1), which anybody may: it moves ctime, and where it takes bits of the mode away only the
-        owner may. Returns the mode to set, if any. The kernel says the same before a fallocate or a
-        copy_file_range that takes them: then there is a handle whose opener takes them."""
+        owner may. Returns the mode to set, if any.
+
+        The kernel says the same before a write, fallocate or copy_file_range by somebody else that takes
+        set-group-ID without the right to execute. So where the file is open for writing it is taken for that."""
         taken = set_id_bits(node, by, groups)
-        if taken and by != node.uid:
-            if any(h.node is node and h.takes & taken for h in self.handles.values()):
-                return node.mode & ~taken
+        if taken and by != node.uid and not (node.is_file and node.file().writers):
             raise PosixError(errno.EPERM, "not the owner")
         return node.mode & ~taken if taken else None
 
