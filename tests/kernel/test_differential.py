@@ -5,94 +5,20 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.differential import Maker, Pair, Step, differences, identities, shortest, tree
+from support.diffbench import Bench, follows
+from support.differential import Maker, Pair, differences, identities, tree
 from support.fileops import Op
-from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
 ALICE, BOB = (1, 2) if os.geteuid() == 0 else (0, 0)
-
-
-class Bench:
-    """A mount and a local directory, in which pairs of directories are made for each sequence."""
-
-    def __init__(self, server: Server, base: Path) -> None:
-        self.fs, self.base = server.create(), base
-        self.local = base / "local"
-        self.local.mkdir()
-        self.boxes: list[Sandbox] = []
-        self.box = self.new_box()
-        self.made = 0
-        self.local.chmod(0o755)
-        self.box.mountpoint.chmod(0o755)
-
-    def new_box(self) -> Sandbox:
-        box = Sandbox(self.base / f"b{len(self.boxes)}", self.fs)
-        self.boxes.append(box)
-        box.mount()
-        return box
-
-    def play(self, steps: Sequence[Step]) -> None:
-        """Both in directories of their own; raises AssertionError at the first difference."""
-        self.made += 1
-        here, there = self.local / str(self.made), self.box.mountpoint / str(self.made)
-        pair = Pair(here, there)
-        try:
-            pair.play(steps)
-        finally:
-            pair.close()
-        found = differences(tree(here), tree(there))
-        assert not found, f"the trees differ: {found}"
-
-    def fails(self, steps: Sequence[Step]) -> bool:
-        try:
-            self.play(steps)
-        except AssertionError:
-            return True
-        return False
-
-    def random(self, seed: int, count: int) -> None:
-        """A sequence from `seed`. When it fails, what of it fails already."""
-        steps = Maker(seed, len(identities())).steps(count)
-        try:
-            self.play(steps)
-        except AssertionError as exc:
-            less = "\n".join(map(repr, shortest(steps, self.fails)))
-            raise AssertionError(f"seed {seed}, {count} steps: {exc}\nshortest:\n{less}") from exc
-
-    def killed(self) -> None:
-        """SIGKILL of the daemon, and the same place mounted again."""
-        self.box.kill()
-        self.box.detach()
-        self.box.mount()
-
-    def same_everywhere(self) -> None:
-        """What is mounted is what the local directory has: here, on a second mount, after a kill of the
-        daemon, and after the sandbox is gone. Times and inode numbers are those of before."""
-        whole = tree(self.box.mountpoint, exact=True)
-        self.box.drain()
-        second = self.new_box()
-        assert not differences(whole, tree(second.mountpoint, exact=True))
-        second.unmount()
-        self.killed()
-        assert not differences(whole, tree(self.box.mountpoint, exact=True))
-        assert not differences(tree(self.local), tree(self.box.mountpoint))
-        self.box.unmount()
-        self.box.lose()
-        self.box = self.new_box()
-        assert not differences(whole, tree(self.box.mountpoint, exact=True))
-
-    def close(self) -> None:
-        for box in self.boxes:
-            box.close()
 
 
 @contextmanager
@@ -156,14 +82,6 @@ def test_random_operations_between_commits(bench: Bench, seed: int) -> None:
     bench.same_everywhere()
 
 
-def follows(whole: dict[bytes, tuple[object, ...]], mountpoint: Path) -> bool:
-    """Whether `mountpoint` shows `whole`; not while names come and go under the walk."""
-    try:
-        return not differences(whole, tree(mountpoint, exact=True))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
 def test_a_second_mount_follows(bench: Bench, seed: int) -> None:
     """It has all of it in its caches and the kernel's, each time, and shows the changes all the same."""
     second = bench.new_box()
@@ -176,7 +94,7 @@ def test_a_second_mount_follows(bench: Bench, seed: int) -> None:
             whole = tree(bench.box.mountpoint, exact=True)
             wait_for(
                 partial(follows, whole, second.mountpoint),
-                5,
+                30,
                 f"the second mount to show the same (seed {seed})",
             )
     finally:

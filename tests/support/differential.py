@@ -192,10 +192,10 @@ class Maker:
         )
 
 
-def _until_the_clock_moves() -> None:
+def until_the_clock_moves() -> None:
     """What is done now gets other times than what was done before: files are stamped by a clock of ticks."""
     before = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
-    wait_for(lambda: time.clock_gettime_ns(CLOCK_REALTIME_COARSE) != before, 5, "the clock", every=0.0005)
+    wait_for(lambda: time.clock_gettime_ns(CLOCK_REALTIME_COARSE) != before, 30, "the clock", every=0.0005)
 
 
 class Pair:
@@ -218,7 +218,7 @@ class Pair:
         """Raises AssertionError at the first difference."""
         for number, (who, op) in enumerate(steps):
             if op[0] not in LOOKS:
-                _until_the_clock_moves()
+                until_the_clock_moves()
             wanted, got = (side[who].do(op) for side in self.sides)
             if got != wanted:
                 raise AssertionError(

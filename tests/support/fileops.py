@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from support.moreops import MoreOps
 from support.processes import die_with_parent
 
 Op = tuple[Any, ...]
@@ -62,11 +63,12 @@ def parent(path: bytes) -> bytes:
     return os.path.dirname(path.rstrip(b"/")) or b"."
 
 
-class Worker:
+class Worker(MoreOps):
     """The operations. `slots` are open descriptors by number; a missing one is told as `no slot`."""
 
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
+        self.home = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
 
     def do(self, op: Op) -> tuple[object, ...]:
         """(result or errno's name, what moved)."""
@@ -251,10 +253,12 @@ class Worker:
         return os.umask(mask)
 
 
-def _serve(channel: Connection, top: Path, who: Identity | None) -> None:
+def _serve(channel: Connection, top: Path, who: Identity | None, look_only: bool) -> None:
     die_with_parent()
     os.umask(0o022)
     os.chdir(top)
+    if look_only:
+        MoreOps().look_only(os.fsencode(top))
     if who is not None:
         os.setgroups(who.groups)
         os.setresgid(who.gid, who.gid, who.gid)
@@ -269,14 +273,15 @@ def _serve(channel: Connection, top: Path, who: Identity | None) -> None:
 
 
 class Actor:
-    """A process in `top`, as `who` (None: as this one). Close it always, and before its mount goes."""
+    """A process in `top`, as `who` (None: as this one); `look_only`, root's, makes `top` read-only for it.
+    Close it always, and before its mount goes."""
 
-    def __init__(self, top: Path, who: Identity | None) -> None:
+    def __init__(self, top: Path, who: Identity | None, *, look_only: bool = False) -> None:
         self._channel, theirs = multiprocessing.Pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _serve(theirs, top, who)
+                _serve(theirs, top, who, look_only)
             except Exception as exc:  # noqa: BLE001 - told, and the parent misses an answer
                 print(f"actor in {top}: {exc!r}", file=sys.stderr, flush=True)
             finally:
