@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,10 @@ from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import LOG_KEPT, MIB, SEGMENT
 from fsd.remote.api import Remote
-from fsd.vfs.segments import MARKER, NAME, segments
+from fsd.vfs.segments import HEAD, HEAD_CRC, HEAD_LEN, MARKER, NAME, segments
+from fsd.vfs.segments import STATE as STATE
 from fsd.vfs.types import BULK, Cache
 
-HEAD: Final = struct.Struct(">HBBIQQQI")
-HEAD_CRC: Final = struct.Struct(">I")
-HEAD_LEN: Final = HEAD.size + HEAD_CRC.size
 MAGIC: Final = 0xF5D1
 _MARK: Final = MAGIC.to_bytes(2, "big")
 PAGE: Final = 4096  # what the kernel copies whole, or several of them
@@ -44,7 +41,6 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SPARE: Final = "spare"  # a file of SPARE_SIZE that gives its space to records which must not fail
 SPARE_SIZE: Final = 2 * MIB
 
-STATE: Final = 1  # msgpack: session, ticket, … (records.State); first in every segment
 OP: Final = 2  # one encoded operation
 WRITE: Final = 3  # ino, offset; payload: 8 bytes time, then the data
 TRUNC: Final = 4  # ino, offset = new size; payload: 8 bytes time

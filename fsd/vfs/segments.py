@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
+# The header of a record: magic, kind, flags, length, number, inode, offset, CRC of the payload; its own CRC.
+HEAD: Final = struct.Struct(">HBBIQQQI")
+HEAD_CRC: Final = struct.Struct(">I")
+HEAD_LEN: Final = HEAD.size + HEAD_CRC.size
+STATE: Final = 1  # msgpack: session, ticket, … (records.State); first in every segment
 NAME: Final = "log.%016x"
 _SEGMENT: Final = re.compile(r"log\.([0-9a-f]{16})")
 MARKER: Final = "log-retired"  # holds the last segment's number of a log that is being deleted
@@ -22,7 +30,25 @@ def segments(directory: Path) -> list[int]:
 
 
 def replayed_bytes(directory: Path) -> int:
-    """The size of the log that would be replayed; what a clean end has not erased yet is not."""
+    """The size of the log that would be replayed; what a clean end has not erased yet is not, nor one of a
+    mount that did nothing, as one of a checkpoint."""
     marker = directory / MARKER
     retired = int(marker.read_bytes()) if marker.exists() else 0
-    return sum((directory / (NAME % n)).stat().st_size for n in segments(directory) if n > retired)
+    left = [directory / (NAME % n) for n in segments(directory) if n > retired]
+    return sum(path.stat().st_size for path in left) if any(_says_more(path) for path in left) else 0
+
+
+def _says_more(segment: Path) -> bool:
+    """Whether it holds something else than which session it belongs to; damage counts."""
+    with open(segment, "rb") as file:
+        at = 0
+        while head := os.pread(file.fileno(), HEAD_LEN, at):
+            if not head.strip(b"\0"):
+                return False  # allocated ahead
+            if len(head) < HEAD_LEN or HEAD_CRC.unpack_from(head, HEAD.size)[0] != crc32(head[: HEAD.size]):
+                return True
+            kind, length = HEAD.unpack_from(head)[1:4:2]
+            if kind != STATE:
+                return True
+            at += HEAD_LEN + length
+    return False

@@ -18,7 +18,9 @@ from support.sandbox import Sandbox
 from support.server import Server, TestFs, clean_env
 from support.wait import wait_for
 
+from fsd.host.seam import Host
 from fsd.kernel import mountpoint
+from fsd.vfs.log import OP, STATE, Log
 
 README = Path(__file__).parent.parent.parent / "README.md"
 BIN = Path(sys.executable).parent
@@ -154,6 +156,21 @@ def test_a_log_that_only_waits_to_be_erased_is_no_left_over(tmp_path: Path) -> N
     assert "no running mount holds" not in inside(*doctor).text
     (place / "log.0000000000000005").write_bytes(b"x" * 7)
     assert f"{place}: 7 bytes of log that no running mount holds" in inside(*doctor).text
+
+
+def test_a_log_in_which_nothing_was_done_is_no_left_over(tmp_path: Path) -> None:
+    """As a killed mount of a checkpoint leaves it: it holds whose log it is, and room ahead."""
+    idle, busy = (tmp_path / "mounts" / (letter * 16) for letter in ("a", "b"))
+    for place in (idle, busy):
+        place.mkdir(parents=True)
+        log = Log.create(place, Host())
+        log.rotate(b"state")
+        log.append(STATE, 0, 0, [b"another session"])
+        if place == busy:
+            log.append(OP, 0, 0, [b"an operation"])
+        log.abandon()
+    told = inside("doctor", "--state-dir", os.fspath(tmp_path), "--output", "text").text
+    assert told.count("no running mount holds") == 1 and f"{busy}: " in told
 
 
 def test_a_mount_one_may_not_look_at_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
