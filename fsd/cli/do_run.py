@@ -56,6 +56,10 @@ def _told(context: Context, args: SimpleNamespace, result: RunResult) -> Raw:
         context.say(f"fsd run: conflict: {json.dumps(clash._asdict(), ensure_ascii=False, default=str)}")
     for path in result.pushed.not_pushed:
         context.say(f"fsd run: not pushed (no regular file, directory or symlink): {path}")
+    if result.at_work:
+        who = ", ".join(f"{pid} ({name})" for pid, name in result.at_work[:20])
+        after = f"is pushed by: fsd run --push-left {result.kept}" if result.kept else "is not pushed"
+        context.say(f"fsd run: pushed, but still at work there: {who}; what they write from now on {after}")
     if args.output == "json":
         context.say(json.dumps(result.to_json(), ensure_ascii=False))
     if result.left is not None:

@@ -103,6 +103,45 @@ def kind_here(mode: int) -> str | None:
     return SYMLINK if stat.S_ISLNK(mode) else None
 
 
+def scan(tree: bytes) -> dict[bytes, int]:
+    """Every entry below the local `tree` with its mode, parents before children. What goes away meanwhile is
+    left out."""
+    found: dict[bytes, int] = {}
+    pending = [b""]
+    while pending:
+        below = pending.pop()
+        directory = os.path.join(tree, below)
+        try:
+            with told(directory), os.scandir(directory) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except NotFound:
+            if not below:
+                raise
+            continue
+        for entry in entries:
+            path = os.path.join(below, entry.name)
+            try:
+                with told(entry.path):
+                    mode = entry.stat(follow_symlinks=False).st_mode
+            except NotFound:
+                continue
+            found[path] = mode
+            if stat.S_ISDIR(mode):
+                pending.append(path)
+    return found
+
+
+def differs(tree: bytes, base: dict[bytes, Base]) -> bool:
+    """Whether the local `tree` is not what was pushed or pulled last: somebody writes there."""
+    here = {below for below, mode in scan(tree).items() if kind_here(mode) is not None}
+    try:
+        return here != set(base) or any(
+            one.signature != signature(os.path.join(tree, below)) for below, one in base.items()
+        )
+    except NotFound:
+        return True
+
+
 def _only_mode(known: Base, sign: tuple[object, ...]) -> bool:
     """Whether the file's permissions changed and nothing tells of its content."""
     before = known.signature
@@ -127,7 +166,8 @@ class _Push:
         self.meter = Meter(self.copied)
 
     def run(self) -> None:
-        here = self._scan()
+        here = scan(self.tree)
+        self.done.not_pushed.clear()
         replaced = [b for b, one in self.base.items() if b in here and kind_here(here[b]) != one.kind]
         for below in replaced:
             self._remove_tree(below)
@@ -140,25 +180,7 @@ class _Push:
         gone = sorted((b for b in self.base if b not in here), key=lambda b: (-b.count(b"/"), b))
         for below in gone:
             self._try(below, lambda below=below: self._remove(below))  # type: ignore[misc]
-        self.done.bytes = self.copied.bytes
-
-    def _scan(self) -> dict[bytes, int]:
-        """Every local entry with its mode, parents before children."""
-        found: dict[bytes, int] = {}
-        pending = [b""]
-        while pending:
-            below = pending.pop()
-            directory = os.path.join(self.tree, below)
-            with told(directory), os.scandir(directory) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name)
-            for entry in entries:
-                path = os.path.join(below, entry.name)
-                with told(entry.path):
-                    mode = entry.stat(follow_symlinks=False).st_mode
-                found[path] = mode
-                if stat.S_ISDIR(mode):
-                    pending.append(path)
-        return found
+        self.done.bytes += self.copied.bytes
 
     def _entry(self, workers: Workers, below: bytes, mode: int) -> None:
         kind = kind_here(mode)
@@ -179,6 +201,8 @@ class _Push:
         except FATAL:
             raise
         except FsdError as exc:
+            if isinstance(exc, NotFound) and not os.path.lexists(os.path.join(self.tree, below)):
+                return  # it went away here after the scan: as if it had before
             with self.lock:
                 self.done.failed.append(Failure(show(below), exc.code, exc.message))
 

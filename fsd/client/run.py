@@ -3,6 +3,7 @@
 Pull the subtree into a work directory, run the command there, push what changed, whatever the command's end:
 also after a failure or a signal. What the push could not bring to the server stays in the work directory with
 the record of what was pulled (`state`), and `push_left` sends it later, also after this process was killed.
+A directory in which processes are still at work that outlived the command stays as well (`RunResult.kept`).
 Nothing is pushed while the command runs: if this machine is lost before the end, so is what it wrote.
 
 Main thread only (signals).
@@ -30,10 +31,11 @@ from fsd.client.command import not_started
 from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
 from fsd.client.leases import Leases, nobody_writes
-from fsd.client.push import Base, Pushed, push, signature
+from fsd.client.push import Base, Pushed, differs, push, signature
 from fsd.client.sources import told
 from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, real_path, stat_or_none
 from fsd.host.files import lock_directory, write_durable
+from fsd.host.processes import users
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
 from fsd.model.names import show
@@ -43,7 +45,8 @@ TREE: Final = "tree"
 LOCK: Final = "lock"
 STATE_FORMAT: Final = 1
 KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passed on to it
-PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+PUSHES: Final = 3  # while processes that outlive the command go on changing what was pushed
 LEASED: Final = "nothing was run: its changes could not be pushed; `fsd cp -r` copies the tree out to read"
 
 
@@ -71,6 +74,8 @@ class RunResult:
     left: Path | None = None
     error: FsdError | None = None
     not_started: str = ""  # why the command could not be run
+    at_work: list[tuple[int, str]] = field(default_factory=list)  # (pid, name) of who outlived the command
+    kept: Path | None = None  # the work directory, all of it pushed, that stays for what they write in it
 
     @property
     def exit_code(self) -> int:
@@ -86,6 +91,8 @@ class RunResult:
             "pulled_files": self.pulled.files if self.pulled else 0,
             **self.pushed.to_json(),
             "status": "pushed" if self.left is None else "incomplete",
+            "at_work": [pid for pid, _ in self.at_work],
+            "kept": None if self.kept is None else str(self.kept),
             "left": None if self.left is None else str(self.left),
             "reason": None if self.error is None else self.error.message,
         }
@@ -107,9 +114,13 @@ class _Signals:
         return self.last
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
+        child = self.child
+        if number == signal.SIGQUIT and child is not None:
+            if not os.isatty(0):
+                child.send_signal(number)
+            return  # programs that tell their stacks and go on get it any number of times
         self.count += 1
         self.last = number
-        child = self.child
         if child is None:
             if self.pulling or self.count > 1:
                 raise KeyboardInterrupt
@@ -248,7 +259,10 @@ def left_overs(base: Path) -> list[Path]:
 def _push(files: Files, work: _Work, result: RunResult) -> None:
     """Push; what goes wrong is told in `result`, which then says where everything still is."""
     try:
-        push(files, work.remote, work.tree, work.base, work.label, result.pushed)
+        settled = _push_until_settled(files, work, result.pushed)
+        result.at_work = users(work.directory / TREE)
+        if not settled and not result.at_work:
+            result.error = NotDrained("its files go on changing")
     except KeyboardInterrupt:
         result.error = NotDrained("the push was abandoned by a second signal")
     except FsdError as exc:
@@ -260,10 +274,23 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
         result.left = work.directory
         work.remember(files.http.host)
         return
+    if result.at_work and work.temporary:
+        result.kept = work.directory
+        work.remember(files.http.host)
+        return
     try:
         work.finish()
     except FsdError as exc:
         result.error = exc  # everything is on the server; only its copy here could not be removed
+
+
+def _push_until_settled(files: Files, work: _Work, done: Pushed) -> bool:
+    """Push, again where processes that outlived the command wrote meanwhile; False: they go on."""
+    for _ in range(PUSHES):
+        push(files, work.remote, work.tree, work.base, work.label, done)
+        if done.failed or not differs(work.tree, work.base):
+            return True
+    return False
 
 
 @contextmanager

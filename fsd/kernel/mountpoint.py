@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from fsd.host.processes import users
 from fsd.model.errors import Busy, FsdError, NotFound, NotPermitted, Unsupported, UsageError
 from fsd.model.limits import UNMOUNT_TRIES
 
@@ -263,43 +264,6 @@ def busy(place: Path) -> Busy:
         hint="end them or change their directory; `--lazy` detaches it under them",
         details={"pids": [pid for pid, _ in who]},
     )
-
-
-def users(place: Path) -> list[tuple[int, str]]:
-    """(pid, name) of processes with a directory, file or mapping below `place`. Reads links only, so a stuck
-    mount cannot block it. Processes that may not be looked at are left out."""
-    prefix = os.fsencode(place)
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and _uses(entry, prefix):
-            try:
-                name = Path(f"/proc/{entry}/comm").read_text().strip()
-            except OSError:
-                name = "?"
-            found.append((int(entry), name))
-    return sorted(found)
-
-
-def _uses(pid: str, prefix: bytes) -> bool:
-    base = f"/proc/{pid}".encode()
-
-    def inside(path: bytes) -> bool:
-        return path == prefix or path.startswith(prefix + b"/")
-
-    try:
-        links = [base + b"/cwd", base + b"/root", base + b"/exe"]
-        links += [base + b"/fd/" + name for name in os.listdir(base + b"/fd")]
-        for link in links:
-            try:
-                if inside(os.readlink(link)):
-                    return True
-            except OSError:
-                # Closed meanwhile, or a kernel thread.
-                continue
-        with open(base + b"/maps", "rb") as maps:
-            return any(inside(line[73:].rstrip(b"\n")) for line in maps if len(line) > 73)
-    except OSError:
-        return False
 
 
 def set_read_ahead(place: Path, kib: int) -> bool:

@@ -217,7 +217,7 @@ sys.exit(run(files, options).exit_code)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_signal_ends_the_command_and_the_push_still_happens(
     files: Files, shared_fs: TestFs, tmp_path: Path, number: int, stubborn: bool
@@ -226,7 +226,7 @@ def test_a_signal_ends_the_command_and_the_push_still_happens(
     # Blocks in the shell itself, on a fifo nobody writes to: a child process could outlive the test.
     block = f"echo > {ready}; while read x <> {fifo}; do :; done"
     if stubborn:
-        block = f"trap 'echo > {got}' TERM INT HUP; echo > {ready}; while :; do read x <> {fifo}; done"
+        block = f"trap 'echo > {got}' TERM INT HUP QUIT; echo > {ready}; while :; do read x <> {fifo}; done"
     child = subprocess.Popen(
         [
             *(sys.executable, "-c", CHILD, shared_fs.token, str(tmp_path / "base")),
@@ -238,11 +238,61 @@ def test_a_signal_ends_the_command_and_the_push_still_happens(
     )
     wait_for(ready.exists, 30, "the command to be ready")
     child.send_signal(number)
-    if stubborn and number == signal.SIGINT:
+    if stubborn and number in (signal.SIGINT, signal.SIGQUIT):
         wait_for(got.exists, 30, "the command to ignore it")
-        child.send_signal(number)  # nothing but a second one ends what ignores ^C
+        child.send_signal(signal.SIGINT)  # nothing but another one ends what ignores ^C
+        if number == signal.SIGQUIT:
+            child.send_signal(signal.SIGTERM)
     assert child.wait(30) == (137 if stubborn else 128 + number)
     assert get(files, b"/w/a") == b"new\n" and nothing_left(tmp_path)
+
+
+def test_what_outlives_the_command_keeps_its_directory(files: Files, tmp_path: Path) -> None:
+    """A server that was left running in the background: what it writes is not lost with the directory."""
+    go, on = tmp_path / "go", tmp_path / "on"
+    os.mkfifo(go)
+    later = f"read x < {go}; echo late > late; echo > {on}; read x < {go}"
+    script = f"({later}) > /dev/null 2>&1 & echo $! > pid; echo 1 > a"
+    done = shell(files, tmp_path, script)
+    child = int(get(files, b"/w/pid"))
+    try:
+        assert done.exit_code == 0 and done.left is None and done.kept is not None
+        assert [pid for pid, _ in done.at_work] == [child]
+        assert get(files, b"/w/a") == b"1\n" and b"late" not in names(files)
+        assert left_overs(tmp_path / "base") == [done.kept]
+        go.write_text("go\n")
+        wait_for(on.exists, 30, "the background process to write")
+        again = push_left(files, done.kept)
+        assert again.exit_code == 0 and again.kept == done.kept, "it is at work still"
+        assert get(files, b"/w/late") == b"late\n"
+    finally:
+        os.kill(child, signal.SIGKILL)
+    wait_for(lambda: not push_left(files, done.kept).kept, 30, "the process to go")
+    assert nothing_left(tmp_path)
+
+
+def test_what_is_written_during_the_push_is_pushed_too(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By somebody who has ended when the push has: nobody is at work then, and nothing may be missing."""
+    write, writes = files.write, []
+
+    def meanwhile(path: bytes, *more: Any) -> Any:
+        answer = write(path, *more)
+        if not writes:
+            [tree] = (tmp_path / "base").glob("run-*/tree")
+            (tree / "a").write_text("two")
+            (tree / "b").unlink()
+            (tree / "new").write_text("new")
+        writes.append(path)
+        return answer
+
+    monkeypatch.setattr(files, "write", meanwhile)
+    done = shell(files, tmp_path, "echo one > a")
+    assert (done.exit_code, done.left, done.kept) == (0, None, None)
+    assert writes[0] == b"/w/a" and set(writes[1:]) == {b"/w/a", b"/w/new"}
+    assert get(files, b"/w/a") == b"two" and get(files, b"/w/new") == b"new" and b"b" not in names(files)
+    assert nothing_left(tmp_path)
 
 
 def test_a_killed_run_is_found_and_pushed_by_the_next(
