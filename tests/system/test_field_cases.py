@@ -236,7 +236,7 @@ def test_case_8_renamed_over_is_never_empty(case: Case) -> None:
     wait_for(lambda: seen[other.mountpoint][-1] == "200", 30, "the last on the other mount")
     stop.set()
     for thread in readers:
-        thread.join(10)
+        thread.join(60)
     for told in seen.values():
         assert all(text.isdigit() for text in told), "empty or torn for a reader"
         assert [int(text) for text in told] == sorted(map(int, told)), "an older one came back"
@@ -310,7 +310,7 @@ def test_case_14_readers_go_on_after_an_outage(case: Case, count: int, seconds: 
     finally:
         stop.set()
         for thread in readers:
-            thread.join(20)
+            thread.join(60)
     assert not wrong
     assert not any(thread.is_alive() for thread in readers)
 
@@ -322,14 +322,14 @@ def test_case_15_a_name_that_does_not_resolve_is_an_error_in_time(case: Case) ->
     told = box.fsd(*where, "--ready-timeout", "2s", check=False)
     assert told.returncode == 1
     assert "no-such-server.invalid" in told.stderr
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 40  # the default is 60 s
     assert not listed(box)
     # And while it waits, a signal ends it.
     process = subprocess.Popen([*command(), *where, "--foreground"], env=box.env, stderr=subprocess.PIPE)
     try:
         threading.Event().wait(1.5)
         process.terminate()
-        assert process.wait(8) != 0
+        assert process.wait(40) != 0
     finally:
         process.kill()
         process.communicate()
@@ -370,7 +370,7 @@ def test_case_15_when_the_name_resolves_no_more_the_mount_goes_on_and_can_be_end
         case.proxy.refuse()
         (top / "h").write_text("left")
         process.terminate()
-        assert process.wait(10) == 6
+        assert process.wait(60) == 6
     finally:
         process.kill()
         process.wait(10)

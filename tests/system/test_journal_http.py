@@ -236,17 +236,17 @@ def test_large_pages_end_early_and_nothing_is_left_out(fs: TestFs) -> None:
 
 def test_a_long_poll_returns_with_the_entry(fs: TestFs) -> None:
     got: list[dict[str, Any]] = []
-    started = time.monotonic()
-    poll = threading.Thread(target=lambda: got.append(read(fs, query="?after_seq=0&wait=20")))
+    poll = threading.Thread(target=lambda: got.append(read(fs, query="?after_seq=0&wait=30")))
     poll.start()
     metrics = "fsd_long_polls_waiting"
     from support.wait import wait_for
 
     wait_for(lambda: f"{metrics} 0" not in fs.server.ask("GET", "/metrics").body.decode(), 30, "the poll")
     append(fs, [ENTRY])
-    poll.join(10)
+    appended = time.monotonic()
+    poll.join(60)
     assert got and got[0]["entries"][0]["step"] == "inspection-complete"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - appended < 25
     assert read(fs, query="?after_seq=1&wait=0.1")["entries"] == []
 
 
