@@ -259,7 +259,8 @@ def undelete(context: Context, args: SimpleNamespace) -> Document:
 
 
 def history(context: Context, args: SimpleNamespace) -> Document:
-    found = checkpoints(context).history(remote_path(args.path), limit=args.limit)
+    found = checkpoints(context).history(remote_path(args.path), limit=args.limit, follow=not args.no_follow)
+    asked = shown_name(found, "path")
 
     def text(value: Any) -> str:
         lines = []
@@ -270,7 +271,11 @@ def history(context: Context, args: SimpleNamespace) -> Document:
             )
             what = "-" if stat is None else str(stat["size_bytes"])
             when = "absent" if stat is None else str(stat["mtime"])[:19].replace("T", " ")
-            lines.append([where, what, when, visible(state["label"] or "")])
+            if one["live"] and "moved_to" in value:
+                when = f"is {shown_name(value, 'moved_to')} now"
+            # Of an older server there is none: it knows no other path than the one asked for.
+            path = shown_name(one, "path") if "path" in one else asked
+            lines.append([where, what, when, "" if path == asked else path, visible(state["label"] or "")])
         return align(lines)
 
     return Document(found, text=text)

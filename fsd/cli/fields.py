@@ -84,7 +84,7 @@ FIELDS: Final = {
     " dry_run? path_b64? checkpoint_id? directory? files? directories? links? removed? bytes?",
     "checkpoint delete": "checkpoint_id status fs_seq server_ms",
     "checkpoint prune": "deleted[] kept not_considered dry_run?",
-    "history": "path versions[] next_cursor path_b64?",
+    "history": "path versions[] next_cursor moved_to? path_b64? moved_to_b64?",
     "undelete": "status fs_seq restored_seq path changes undo_checkpoint_id server_ms dry_run? path_b64?",
     "checkpoint capture": "checkpoint_id thread_id parent_id label files entries bytes bytes_uploaded"
     " skipped[] duration_ms",

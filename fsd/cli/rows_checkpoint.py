@@ -92,12 +92,13 @@ ROWS: Final = (
         ),
     ),
     Command(
-        ("history",), (), GROUP, "versions of a file or directory that checkpoints and journals hold",
+        ("history",), (), GROUP, "versions of a file that checkpoints and journals hold, over renames",
         "fsd history /tasks/task-42/plan.md", "do_checkpoint:history",
         flags=(
             flag("--path", "remote path", metavar="PATH", position=0, required=True),
             flag("--limit", "at most so many versions (default 50)", values.integer(1), metavar="N",
                  default=50),
+            switch("--no-follow", "by the name alone, not under the names the file had before"),
         ),
     ),
     Command(

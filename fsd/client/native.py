@@ -85,18 +85,21 @@ class Checkpoints:
         body = {"path": json_name(path), "own_sessions": list(own), "dry_run": dry_run}
         return self.http.json("POST", self._fs + "/undelete", body=body, wait=_RESTORE)
 
-    def history(self, path: bytes, *, limit: int) -> JsonObject:
-        """At most `limit` versions of a path, newest first."""
+    def history(self, path: bytes, *, limit: int, follow: bool = True) -> JsonObject:
+        """At most `limit` versions of a file, newest first; with `follow` under its earlier names too."""
         versions: list[JsonObject] = []
         cursor: str | None = None
+        told: JsonObject = {}
         route = f"{self._fs}/history/{encode_path(path)}"
         while True:
-            query: Query = {"limit": min(limit - len(versions), LIST_PAGE_MAX), "cursor": cursor}
+            room = min(limit - len(versions), LIST_PAGE_MAX)
+            query: Query = {"limit": room, "cursor": cursor, "follow": None if follow else "0"}
             page = self.http.json("GET", route, query=query, wait=_RESTORE)
+            told = told or page
             versions += page["versions"]
             cursor = page["next_cursor"]
             if cursor is None or len(versions) >= limit:
-                return {"path": page["path"], "versions": versions, "next_cursor": cursor}
+                return {**told, "versions": versions, "next_cursor": cursor}
 
     def export(self, path: bytes, at: Mapping[str, str]) -> Iterator[bytes]:
         """The tar stream of a state, whole or an error; not tried again once it began."""

@@ -462,6 +462,8 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("blob", "blob", "10000000 100000 1"),
     ("blob", "blob_pack", "10000000 20"),
     ("change", "change", "10000000 100000 1"),
+    ("gone", "gone", "1000000 10000 1"),
+    ("gone", "gone_seq", "1000000 10000 2"),
     ("pin", "pin_seq", "10000 100 1"),
     ("pin", "pin_kind", "10000 100 50 1"),
     ("thread", "thread", "1000000 10000 1"),

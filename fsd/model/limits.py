@@ -65,6 +65,8 @@ PATH_BYTES_MAX: Final = 64 * KIB
 LINK_HOPS_MAX: Final = 40
 REMOVE_CHUNK: Final = 500  # entries one step of a recursive removal takes
 FIND_SCAN_MAX: Final = 10_000  # entries one find request looks at
+COPY_CALL_PIECES: Final = 1024  # of a file, up to a block each, that one copy_file_range shares
+COPY_CALL_BYTES: Final = 4 * MIB  # that it writes again, about; it tells how far it got
 COPY_BLOCKS_MAX: Final = 262_144  # 256 GiB: the block list of a copy travels in one operation
 UPLOAD_PACK: Final = 8 * MIB  # of a streamed body in memory before it is stored
 READ_SNAPSHOT_BLOCKS: Final = 16_384  # of a file's block list in memory while it is sent: 16 GiB
@@ -117,6 +119,7 @@ POLLS_MAX: Final = 10_000  # waiting long polls
 ERROR_BODY_MAX: Final = 64 * KIB  # what a client reads of an answer that is no answer
 
 NS_ANSWER_MAX: Final = 256 * MIB  # what a client takes as one answer of the hot routes
+SENT_AT_ONCE_MAX: Final = 64 * KIB  # of a commit the FUSE thread sends itself: a socket takes as much
 CONNECT_TIMEOUT: Final = 5.0
 # How long a server may say nothing at all before a request that may come twice is sent again: twice as long
 # after each silence, longer where it is known to be slow and for what the way up takes.

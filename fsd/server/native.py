@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from fsd.server.context import (
     idempotent_call,
     json_response,
     only,
+    query_flag,
     query_int,
     query_limit,
     read_json,
@@ -47,7 +49,7 @@ from fsd.service.barriers import shown
 from fsd.service.contract_check import check_id, check_writer
 from fsd.service.difference import Change, Difference
 from fsd.service.export import Export
-from fsd.service.history import history, newest_with
+from fsd.service.history import Resume, history, newest_with
 from fsd.service.idempotency import Answer
 from fsd.service.inthread import Place
 from fsd.service.native import FIELDS, may_be_thinned, read_ask
@@ -59,6 +61,7 @@ BASE: Final = FS + "/checkpoints"
 _SESSIONS_MAX: Final = 256
 _LOOK_EVERY: Final = 0.2  # for answers that came through another replica
 _SEQ_MAX: Final = 2**53
+_RESUME: Final = re.compile(rb"(\d{1,16}):(\d{1,19}):(.*)", re.DOTALL)
 
 
 async def create(request: Request) -> Response:
@@ -339,27 +342,48 @@ def _change(one: Change) -> dict[str, Any]:
 
 
 async def versions(request: Request) -> Response:
-    """What a path was in the retained states, newest first."""
+    """What a file was in the retained states, newest first; with `follow` (the default) also under the names
+    it had before."""
     ctx = context(request)
     path, limit = path_of(request), query_limit(request)
-    before = query_int(request, "cursor", 0, 1, _SEQ_MAX) or None
+    before = _resume_of(request.query_params.get("cursor"))
+    follow = not request.query_params.get("follow") or query_flag(request, "follow")
 
     def work() -> object:
         fs, _ = ctx.authenticate(request)
 
         def read(tx: Tx) -> object:
-            found, following = history(tx, fs, path, before, limit)
-            whole = b"/" + b"/".join(path)
+            found, following, moved_to = history(tx, fs, path, before, limit, follow=follow)
             for one in found:
-                node, seq = one.pop("node"), one["newest"]["fs_seq"]
+                node, seq, whole = one.pop("node"), one["newest"]["fs_seq"], _whole(one.pop("path"))
+                one |= named("path", whole)
                 one["stat"] = None if node is None else stat_object(whole, node, seq, xattrs=False)
-            cursor = None if following is None else str(following)
-            return {**named("path", whole), "versions": found, "next_cursor": cursor}
+            cursor = None if following is None else _resume_text(following)
+            moved = {} if moved_to is None else named("moved_to", _whole(moved_to))
+            return {**named("path", _whole(path)), **moved, "versions": found, "next_cursor": cursor}
 
         return ctx.service.db.read(read)
 
     async with ctx.compares:
         return json_response(await ctx.run(work))
+
+
+def _whole(path: Sequence[bytes]) -> bytes:
+    return b"/" + b"/".join(path)
+
+
+def _resume_text(at: Resume) -> str:
+    return cursor_of(b"%d:%d:%b" % (at.seq, at.ino, b"/".join(at.path)))
+
+
+def _resume_of(cursor: str | None) -> Resume | None:
+    raw = read_cursor(cursor)
+    if not raw:
+        return None
+    match = _RESUME.fullmatch(raw)
+    if match is None or int(match[2]) >= 2**63:
+        raise UsageError("cursor is not one that an answer gave")
+    return Resume(int(match[1]), int(match[2]), tuple(part for part in match[3].split(b"/") if part))
 
 
 # -- going back --------------------------------------------------------------------------------------
@@ -378,14 +402,15 @@ async def restore(request: Request) -> Response:
 
 
 async def undelete(request: Request) -> Response:
-    """Bring back a path that is gone, as it was in the newest retained state that has it."""
+    """Bring back a path that is gone, as it was in the newest retained state that has it; under its earlier
+    name what was removed under a name that no state has."""
     body, raw = await read_json(request)
     only(body, "path", "own_sessions", "dry_run")
     path = tuple(field_path(body, "path"))
 
     def wish(tx: Tx, fs: FsRef) -> Wish:
-        at = At(seq=newest_with(tx, fs, path))
-        return Wish(at, path, force=True, own=_own(body), absent=True)
+        seq, there = newest_with(tx, fs, path)
+        return Wish(At(seq=seq), there, force=True, own=_own(body), absent=True)
 
     if not path:
         raise UsageError("the root is never deleted")

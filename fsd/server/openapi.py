@@ -246,7 +246,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("GET", _ID + "/diff"): Says(
         "token", {200: "Object"}, {"from": "string", "to": "string", "limit": "integer", "after": "string"}
     ),
-    ("GET", _ID + "/history/{path}"): Says("token", {200: "Object"}, _LIMITED),
+    ("GET", _ID + "/history/{path}"): Says("token", {200: "Object"}, {"follow": "boolean", **_LIMITED}),
     ("POST", _ID + "/restore"): Says(
         "token",
         {200: "Restored"},

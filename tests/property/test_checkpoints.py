@@ -132,8 +132,8 @@ class Keeper(Machine):
         service, fs = self.bench.service, self.bench.fs
 
         def bring_back(tx: Tx) -> Restored:
-            seq = newest_with(tx, fs, components(path))
-            assert seq == newest.seq
+            seq, there = newest_with(tx, fs, components(path))
+            assert (seq, there) == (newest.seq, tuple(components(path)))
             wish = Wish(At(seq=seq), components(path), own=frozenset([self.m.session]), absent=True)
             return service.restores.restore(tx, fs, None, wish)
 

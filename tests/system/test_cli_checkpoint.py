@@ -96,7 +96,32 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     versions = run(fs, "history", "/tasks/plan.md").json["versions"]
     assert versions[0]["live"]
     assert first in {one["newest"]["checkpoint_id"] for one in versions}
+    renamed(fs)
     deleted_and_thinned(fs, first)
+
+
+def renamed(fs: TestFs) -> None:
+    """A file has its history under a new name, and can be had under its old one."""
+    run(fs, "mv", "/tasks/plan.md", "/tasks/plan two.md")
+    found = run(fs, "history", "/tasks/plan two.md").json["versions"]
+    assert [one["path"] for one in found[:2]] == ["/tasks/plan two.md", "/tasks/plan.md"]
+    assert found[1]["stat"]["path"] == "/tasks/plan.md"
+    text = run(fs, "history", "/tasks/plan two.md", "--output", "text").text.splitlines()
+    assert text[0].startswith("now") and "  /tasks/plan.md" in text[1]
+    alone = run(fs, "history", "/tasks/plan two.md", "--no-follow").json["versions"]
+    assert {one["path"] for one in alone} == {"/tasks/plan two.md"} and alone[-1]["stat"] is None
+    old = run(fs, "history", "/tasks/plan.md")
+    assert old.json["moved_to"] == "/tasks/plan two.md"
+    told = run(fs, "history", "/tasks/plan.md", "--output", "text").text
+    assert "is /tasks/plan two.md now" in told.splitlines()[0]
+    assert run(fs, "undelete", "/tasks/plan.md").json["path"] == "/tasks/plan.md"
+    assert run(fs, "cat", "/tasks/plan.md").out == b"one\n", "as the newest state has it"
+    run(fs, "rm", "/tasks/plan two.md")
+    assert run(fs, "history", "/tasks/plan two.md").json["versions"][0]["stat"] is None
+    gone = run(fs, "undelete", "/tasks/plan two.md", code=1)
+    assert "/tasks/plan.md" in gone.err, "where it would come back something is"
+    run(fs, "rm", "/tasks/plan.md")
+    assert run(fs, "undelete", "/tasks/plan two.md").json["path"] == "/tasks/plan.md"
 
 
 def deleted_and_thinned(fs: TestFs, first: str) -> None:

@@ -33,6 +33,30 @@ def make(fs: TestFs, **body: Any) -> dict[str, Any]:
     return found
 
 
+def test_history_goes_on_where_a_page_ended(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    put(fs, "/n0", b"x")
+    for at in range(3):
+        make(fs)
+        fs.ask("POST", "/actions", {"action": "rename", "from": f"/n{at}", "to": f"/n{at + 1}"})
+    seen, cursor = [], ""
+    while True:
+        page = fs.ask("GET", f"/history/n3?limit=1&cursor={cursor}").json
+        seen += [one["path"] for one in page["versions"]]
+        if (cursor := page["next_cursor"]) is None:
+            break
+    assert seen == ["/n3", "/n2", "/n1", "/n0"]
+    assert fs.ask("GET", "/history/n0").json["moved_to"] == "/n3"
+    assert "moved_to" not in fs.ask("GET", "/history/n0?follow=0").json
+    for query in (
+        "cursor=7",
+        "cursor=x",
+        "cursor=OTk5OTk5OTk5OTo5OTk5OTk5OTk5OTk5OTk5OTk5Og",
+        "follow=maybe",
+    ):
+        assert fs.ask("GET", f"/history/n3?{query}").status == 400, query
+
+
 def test_a_checkpoint_from_its_making_to_its_end(shared_fs: TestFs) -> None:
     fs = shared_fs
     put(fs, "/d/one", b"first")
