@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 KINDS = {"plain": ((), WiderMaker), "acl": (("--acl",), WidestMaker)}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param("plain", marks=pytest.mark.long), "acl"])
 def bench(shared_server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     options, maker = KINDS[request.param]
     made = Bench(shared_server, tmp_path, *options, maker=maker)
@@ -46,7 +46,7 @@ def day(bench: Bench, seed: int, sequences: int, steps: int) -> None:
 
 
 def test_random_days(bench: Bench, seed: int) -> None:
-    day(bench, seed, 3, 110)
+    day(bench, seed, 2, 100)
 
 
 @pytest.mark.long

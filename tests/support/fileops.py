@@ -253,12 +253,10 @@ class Worker(MoreOps):
         return os.umask(mask)
 
 
-def _serve(channel: Connection, top: Path, who: Identity | None, look_only: bool) -> None:
+def _serve(channel: Connection, top: Path, who: Identity | None) -> None:
     die_with_parent()
     os.umask(0o022)
     os.chdir(top)
-    if look_only:
-        MoreOps().look_only(os.fsencode(top))
     if who is not None:
         os.setgroups(who.groups)
         os.setresgid(who.gid, who.gid, who.gid)
@@ -273,15 +271,14 @@ def _serve(channel: Connection, top: Path, who: Identity | None, look_only: bool
 
 
 class Actor:
-    """A process in `top`, as `who` (None: as this one); `look_only`, root's, makes `top` read-only for it.
-    Close it always, and before its mount goes."""
+    """A process in `top`, as `who` (None: as this one). Close it always, and before its mount goes."""
 
-    def __init__(self, top: Path, who: Identity | None, *, look_only: bool = False) -> None:
+    def __init__(self, top: Path, who: Identity | None) -> None:
         self._channel, theirs = multiprocessing.Pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _serve(theirs, top, who, look_only)
+                _serve(theirs, top, who)
             except Exception as exc:  # noqa: BLE001 - told, and the parent misses an answer
                 print(f"actor in {top}: {exc!r}", file=sys.stderr, flush=True)
             finally:

@@ -122,15 +122,6 @@ class MoreOps:
         os.umask(0o022)
         return "reset"
 
-    def look_only(self, top: bytes) -> object:
-        """From here on everything below `top` is read-only for this process: a mount namespace of its own."""
-        clone_newns, ms_rdonly, ms_remount, ms_bind, ms_rec, ms_private = 0x20000, 1, 32, 4096, 16384, 1 << 18
-        called("unshare", clone_newns)
-        called("mount", None, b"/", None, ms_rec | ms_private, None)
-        called("mount", top, top, None, ms_bind, None)
-        called("mount", None, top, None, ms_bind | ms_remount | ms_rdonly, None)
-        return os.chdir(top)
-
     # programs --------------------------------------------------------------------------------------
     def program(self, path: bytes) -> object:
         """A program that can be run."""
