@@ -316,9 +316,17 @@ class FsdOperations(pyfuse3.Operations):
         self._volume.allocate(fh, mode, offset, length)
 
     @handler
-    def copy_file_range(self, *args: object) -> int:
-        """The kernel is told once, and copies page by page."""
-        raise FUSEError(errno.ENOSYS)
+    def copy_file_range(
+        self,
+        fh_in: int,
+        offset_in: int,
+        fh_out: int,
+        offset_out: int,
+        size: int,
+        flags: int,
+        request: Request,
+    ) -> int:
+        return self._volume.copy_range(fh_in, offset_in, fh_out, offset_out, size, flags)
 
     @handler
     def flush(self, fh: int) -> None:

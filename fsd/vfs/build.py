@@ -123,7 +123,7 @@ def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     groups = [*task.runs, (end, 0, 0)]
     for start, length, pos in groups:
         if at < start:
-            plan.extend(_base_plan(task.parts, at, start - at))
+            plan.extend(base_plan(task.parts, at, start - at))
         if length:
             plan.append((FROM_LOG, pos, length))
         at = start + length
@@ -135,7 +135,7 @@ def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     return Built(task.block, (part,), (blob,), (Source(blob.hash, tuple(plan)),), (data,))
 
 
-def _base_plan(parts: Parts, off: int, length: int) -> list[Piece]:
+def base_plan(parts: Parts, off: int, length: int) -> list[Piece]:
     """Bytes [off, off+length) of a block as disjoint pieces of its blobs and zeros, in order."""
     edges = sorted({0, length, *(e for p in pieces(parts, off, length) for e in (p.at, p.at + p.length))})
     found = pieces(parts, off, length)

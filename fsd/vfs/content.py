@@ -152,6 +152,12 @@ class Content:
         self.window = True
         self.since = now
 
+    def named(self) -> Iterator[bytes]:
+        """Blobs that its changes name and that nothing on the server need refer to."""
+        yield from (ref.hash for ref in self.extents.refs())
+        for flight in self.flights:
+            yield from (run.ref.hash for run in flight.runs if run.ref is not None and run.ref.hash)
+
     def limit(self, since: int = 0) -> int | None:
         """The smallest size the file was cut to at or behind log position `since`."""
         return min((size for pos, size in self.limits if pos >= since), default=None)
@@ -307,14 +313,19 @@ class Content:
             at = run.end
         yield from self._base_spans(at, end)
 
+    def indexes(self, start: int, end: int) -> Iterable[int]:
+        """The blocks of the base that hold something of [start, end), and perhaps some that hold nothing,
+        rising: little work also for a range that is nearly all hole."""
+        first, last = start // BLOCK, (end - 1) // BLOCK
+        base = self.base or {}
+        if last - first <= 4 * len(base):
+            return range(first, last + 1)
+        return sorted(index for index in base if first <= index <= last)
+
     def _base_spans(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         if start >= end or not self.base:
             return
-        first, last = start // BLOCK, (end - 1) // BLOCK
-        indexes: Iterable[int] = range(first, last + 1)
-        if last - first > 4 * len(self.base):
-            indexes = sorted(index for index in self.base if first <= index <= last)
-        for index in indexes:
+        for index in self.indexes(start, end):
             block = index * BLOCK
             done = max(start, block)
             for part in sorted(self.shown(index)):

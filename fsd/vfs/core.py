@@ -81,6 +81,7 @@ class Core:
         self.invalidations: list[Invalidation] = []
         self.unused: dict[int, None] = {}  # perhaps needed by nobody since their last operation was told
         self.orphans: dict[int, None] = {}  # no name left, still open
+        self.sharing: dict[int, None] = {}  # perhaps files whose changes name blobs of others
         # Closed without a name, and the log does not say so yet (full disk): their oldest record.
         self.undropped: dict[int, int] = {}
         self.holder = 0  # the file that held the oldest segment when last looked; 0: operation `holding`

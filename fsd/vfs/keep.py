@@ -3,6 +3,7 @@
 With its last name a file's content loses its references on the server, and goes there after the grace. What
 was written here and not committed is in the log; the rest is the server's, so while a handle is open its
 blobs are named often enough to stay. One that is missing all the same is sent again where the cache has it.
+The same holds for what a copy within the mount took over from another file, until the copy is committed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Keeper:
         self._lost = 0
 
     def wake(self, now: float) -> None:
-        if not self.core.orphans:
+        if not (self.core.orphans or self.core.sharing):
             self.at = None
         elif self.at is None:
             self.at = now + EVERY
@@ -71,13 +72,19 @@ class Keeper:
                 self.core.jobs.append(KeepJob(hashes))
 
     def _needed(self) -> dict[bytes, None]:
-        """The blobs behind the open deleted files."""
+        """The blobs behind the open deleted files, and those of copies."""
         found: dict[bytes, None] = {}
         for ino in self.core.orphans:
             node = self.core.nodes.get(ino)
             if node.content is not None and node.content.base:
                 for parts in node.content.base.values():
                     found.update(dict.fromkeys(blocks.hashes(parts)))
+        for ino in list(self.core.sharing):
+            copy = self.core.nodes.by_ino.get(ino)
+            named = [] if copy is None or copy.content is None else list(copy.content.named())
+            if not named:
+                del self.core.sharing[ino]
+            found.update(dict.fromkeys(named))
         return found
 
     def finish(self, job: KeepJob, answer: int | FsdError) -> None:
@@ -85,5 +92,7 @@ class Keeper:
         if isinstance(answer, FsdError):
             self.at = self.core.now() + _AGAIN
         elif answer > self._lost:
-            log.warning("%d blobs of deleted files that are still open are gone on the server", answer)
+            log.warning(
+                "%d blobs of deleted files that are still open, or of copies, are gone on the server", answer
+            )
         self._lost = answer if isinstance(answer, int) else self._lost

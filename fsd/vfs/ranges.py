@@ -62,7 +62,7 @@ class RangeCalls(FileCalls):
     def allocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         """fallocate(2). On an O_SYNC/O_DSYNC handle parks with `again=False` until committed."""
         handle = self.handle(fh)
-        node = self._to_change(handle)
+        node = self.to_change(handle)
         known = mode & ~(KEEP_SIZE | ZERO_RANGE) == 0 or mode == PUNCH_HOLE | KEEP_SIZE
         if not known:
             raise PosixError(errno.EOPNOTSUPP, "fallocate in this mode is not supported")
@@ -88,7 +88,7 @@ class RangeCalls(FileCalls):
         if handle.flags & SYNC_FLAGS and not node.gone:
             self.wait_out(self.sync_want(handle))
 
-    def _to_change(self, handle: Handle) -> Inode:
+    def to_change(self, handle: Handle) -> Inode:
         """The file of a handle that is to be changed by other means than a write."""
         if handle.drops >= 0:
             self.dropped(handle)

@@ -1,8 +1,8 @@
 """`Volume`: the client's state machine (docs: DESIGN.md beside this file).
 
 All methods run on one thread, never block on the network, and either return, raise an `FsdError` (its
-`.errno` is the answer), or raise `Park`. The namespace calls are in `names`, the file calls in `files` and
-`ranges`; here is the machine around them.
+`.errno` is the answer), or raise `Park`. The namespace calls are in `names`, the file calls in `files`,
+`ranges` and `copying`; here is the machine around them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fsd.host.files import lock_directory
 from fsd.model.errors import FsdError, HistoryChanged, InternalError, LeaseLost, Unavailable
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
+from fsd.vfs.copying import CopyCalls
 from fsd.vfs.core import RENEW, Core
 from fsd.vfs.cut import CheckpointJob, DropJob
 from fsd.vfs.evict import Evictor
@@ -24,7 +25,6 @@ from fsd.vfs.feed import Feed
 from fsd.vfs.keep import Keeper, KeepJob
 from fsd.vfs.loads import AskJob, BlobJob, CacheJob, Loader
 from fsd.vfs.log import STATE, SyncJob
-from fsd.vfs.ranges import RangeCalls
 from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
@@ -33,7 +33,7 @@ from fsd.wire.messages import FeedPage
 log = logging.getLogger(__name__)
 
 
-class Volume(RangeCalls):
+class Volume(CopyCalls):
     """See the module. Node numbers are the volume's own; `root_ino` is the mount's root. Made by
     `fsd.vfs.open.open_volume`, which gives it a core with its root in memory."""
 
