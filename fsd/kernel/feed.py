@@ -3,7 +3,7 @@ kernel must forget.
 
 An answer comes at least every `WAIT` seconds, with or without a change, so that silence is noticed within
 `SILENT`: then every answer to the kernel gets time-out 0 and the volume asks again before it uses what it
-knows.
+knows, until an answer comes that was not itself on its way for so long.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ class Feed:
 
     def _work(self) -> None:
         while True:
-            volume = self._machine.volume
+            volume, now = self._machine.volume, self._machine.host.monotonic
+            asked, wait = now(), 0.0 if self._silent else WAIT
             try:
                 page = self._remote.changes(
-                    volume.feed_seq, volume.session, WAIT, volume.root_ino, self._newest_ask, volume.core.mark
+                    volume.feed_seq, volume.session, wait, volume.root_ino, self._newest_ask, volume.core.mark
                 )
             except HistoryChanged as exc:
                 log.error("%s; this mount is read-only now, and keeps what it has not sent", exc)
@@ -87,14 +88,17 @@ class Feed:
                 log.exception("the change feed failed unexpectedly")
                 _pace.wait(RETRY)
                 continue
-            self.last_answer = self._machine.host.monotonic()
+            # One that was longer on its way may tell how things were that long ago: it ends no silence.
+            timely = now() - asked <= SILENT
+            if timely:
+                self.last_answer = now()
             for ask in page.asks:
                 self._newest_ask = max(self._newest_ask, ask.id)
                 if self.asked is not None:
                     self.asked(ask)
             if page.changes or page.reset or page.head > volume.feed_seq or volume.told_more(page):
                 self._have_applied(page)
-            if self._silent:
+            if self._silent and timely:
                 self._silent = False
                 log.info("the change feed answers again")
                 self._machine.post(lambda: self._set_silent(False))

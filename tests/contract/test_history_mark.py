@@ -71,4 +71,6 @@ def test_where_the_row_was_pruned_nobody_is_turned_away(bench: Bench) -> None:
     asks = shows(bench)
     bench.service.db.write(lambda tx: tx.execute("DELETE FROM change WHERE fs=? AND seq<3", (bench.fs.id,)))
     for ask in asks:
+        with pytest.raises(HistoryChanged):
+            ask(Mark(3, 12345))
         ask(Mark(2, 12345))

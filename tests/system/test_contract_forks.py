@@ -203,7 +203,8 @@ def test_a_fork_wants_a_finite_time(store: Store) -> None:
 def test_a_sources_lease_does_not_matter(store: Store) -> None:
     source(store)
     store.acquire("src")
-    store.fork(("src", "s2"), ("dst", "f"), store.acquire("dst"))
+    made = store.fork(("src", "s2"), ("dst", "f"), store.acquire("dst"))
+    assert store.head("dst") == made["id"] == "f"
 
 
 def test_two_forks_race_and_one_wins(store: Store) -> None:

@@ -26,7 +26,7 @@ from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
 from fsd.kernel.options import mount_id
 from fsd.kernel.stop import MERGE, Stopper
 from fsd.kernel.supervisor import Supervisor
-from fsd.model.errors import Unavailable
+from fsd.model.errors import HistoryChanged, Unavailable
 from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
 from fsd.vfs.types import Invalidation, Want
 
@@ -99,6 +99,43 @@ class TestFeed:
         monkeypatch.setattr(feed, "_pace", SimpleNamespace(wait=pause))
         with pytest.raises(Pauses, match=str(feed.RETRY)):
             made._have_applied(cast(Any, None))
+
+    def test_an_answer_that_was_long_on_its_way_ends_no_silence(self) -> None:
+        """It may have been made before all that was committed meanwhile."""
+        clock, heard, waits = Clock(), list[bool](), list[float]()
+        core = SimpleNamespace(mark=None)
+        volume = SimpleNamespace(feed_seq=5, session=1, root_ino=1, core=core, kernel_holds=list)
+        volume.told_more = lambda page: False
+        volume.feed_silent, volume.still_absent = heard.append, iter
+        volume.history_changed = lambda error: None
+        machine = SimpleNamespace(
+            host=replace(Host(), monotonic=clock),
+            volume=volume,
+            post=lambda act: act(),
+            pump=list,
+            settle=list,
+        )
+        notifier = SimpleNamespace(submit=lambda told: None)
+        made = feed.Feed(cast(Any, machine), cast(Any, None), entries.Entries(1), cast(Any, notifier))
+        took = [feed.WAIT, feed.SILENT + 1, 2 * feed.SILENT, 0.1]
+        seen = []
+
+        def changes(seq: int, session: int, wait: float, *more: object) -> object:
+            waits.append(wait)
+            seen.append(made._silent)
+            if not took:
+                raise HistoryChanged("the end of the test")
+            for _ in range(10):  # the timer looks meanwhile
+                clock.now += took[0] / 10
+                made.look()
+            took.pop(0)
+            return SimpleNamespace(asks=(), changes=(), reset=False, head=5)
+
+        made._remote = cast(Any, SimpleNamespace(changes=changes))
+        made._work()
+        assert seen == [False, False, True, True, False]
+        assert heard == [True, False]
+        assert waits == [feed.WAIT, feed.WAIT, 0.0, 0.0, feed.WAIT]
 
     def test_who_starts_over_has_the_kernel_forget_what_did_not_exist(
         self, monkeypatch: pytest.MonkeyPatch
