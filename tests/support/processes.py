@@ -20,16 +20,27 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+_held: dict[int, socket.socket] = {}  # ports of this process's tests
+
+
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on now, all different."""
-    socks = [socket.socket() for _ in range(count)]
-    try:
-        for sock in socks:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in socks]
-    finally:
-        for sock in socks:
-            sock.close()
+    """Loopback ports, all different, that no other program gets until `give_back`: they are bound here, and
+    who sets SO_REUSEADDR may listen there, again and again. While nobody does, connections are refused."""
+    ports = []
+    for _ in range(count):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        _held[port] = sock
+        ports.append(port)
+    return ports
+
+
+def give_back(port: int) -> None:
+    """Others may have the port; one that was not taken from here is left alone."""
+    if port in _held:
+        _held.pop(port).close()
 
 
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, timeout: float = 20) -> None:
@@ -40,7 +51,7 @@ def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, timeout
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def tail(path: Path, lines: int = 20) -> str:

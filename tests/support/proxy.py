@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from support.processes import free_ports, give_back
+
 _ROUTE = re.compile(r"^/v1/file-systems(?:/[^/?]+(?:/([^/?]+))?)?")
 HTML = b"<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>"
 
@@ -92,7 +94,7 @@ class FaultProxy:
         self._listener: socket.socket | None = None
         self.requests: Counter[str] = Counter()
         self.log: list[Request] = []
-        self.port = 0
+        [self.port] = free_ports(1)
         self.accept()
 
     @property
@@ -135,7 +137,6 @@ class FaultProxy:
     def accept(self) -> None:
         """Listen (again), on the same port."""
         listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
-        self.port = listener.getsockname()[1]
         with self._lock:
             self._listener = listener
         self._spawn(self._accept, listener)
@@ -161,6 +162,7 @@ class FaultProxy:
     def close(self) -> None:
         self._stop.set()
         self.refuse()
+        give_back(self.port)
         for thread in self._threads:
             thread.join(10)
 

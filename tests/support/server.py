@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from support.processes import die_with_parent, tail
+from support.processes import die_with_parent, free_ports, give_back, tail
 from support.wait import wait_for
 
-START = 30.0
+START = 60.0
 JsonObject = dict[str, Any]
 
 
@@ -83,6 +84,7 @@ class Server:
         self.options = options
         self.env = dict(env or {})
         self.port = 0
+        self.holds = True  # its port is held for it; else the server picks one itself
         self.process: subprocess.Popen[bytes] | None = None
         self._ready = directory / "serve.out"
         directory.mkdir(parents=True, exist_ok=True)
@@ -116,7 +118,10 @@ class Server:
         ]
 
     def start(self) -> Server:
-        """Returns when it listens. The first start picks a port, later ones keep it."""
+        """Returns when it listens. The port is the same at each start."""
+        if self.holds and not self.port:
+            [self.port] = free_ports(1)
+            weakref.finalize(self, give_back, self.port)
         with self._ready.open("wb") as out, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(), stdout=out, stderr=log, env=clean_env(**self.env), preexec_fn=die_with_parent
@@ -132,7 +137,7 @@ class Server:
         line, end, _ = self._ready.read_bytes().partition(b"\n")
         return line if end else None
 
-    def stop(self, timeout: float = 20) -> int:
+    def stop(self, timeout: float = 60) -> int:
         """SIGTERM; its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
@@ -142,7 +147,7 @@ class Server:
         """SIGKILL."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def restart(self) -> None:
         """Start again on the same port and directory after `stop` or `kill`."""
@@ -152,7 +157,7 @@ class Server:
         """Whatever state it is in: gone afterwards."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
     def ask(
         self,
