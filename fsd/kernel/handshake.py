@@ -1,13 +1,16 @@
 """Flags in the answer to the kernel's INIT that pyfuse3 3.5 has no word for.
 
-With ACLs the kernel must leave the umask to us (`FUSE_DONT_MASK`): a directory's default ACL takes its
-place, and bits the kernel has taken off already cannot be known any more. pyfuse3 asks for ACLs and not for
-this. INIT is the first request of a connection, and the kernel sends no other before it is answered. So
-libfuse reads its first request from a socket in the connection's place, the flag is set in its answer on the
-way, and from then on the descriptor is the connection itself: nothing is in the way of later requests.
+With ACLs the kernel must leave the umask to us (`DONT_MASK`): a directory's default ACL takes its place, and
+bits the kernel has taken off already cannot be known any more. pyfuse3 asks for ACLs and not for this. Some
+that spare requests libfuse 3.14 does not know (`KILLPRIV`), or wants and then forgets to say (`PARALLEL`).
 
-The rejected alternative, mounting with MS_POSIXACL, sets the same flag in the kernel, but only mount(2) knows
-it: neither fusermount3 nor the new mount API do, so neither mounts of users nor `beneath` could have it.
+INIT is the first request of a connection, and the kernel sends no other before it is answered. So libfuse
+reads its first request from a socket in the connection's place, the flags are set in its answer on the way,
+and from then on the descriptor is the connection itself: nothing is in the way of later requests.
+
+The rejected alternative for ACLs, mounting with MS_POSIXACL, sets the same flag in the kernel, but only
+mount(2) knows it: neither fusermount3 nor the new mount API do, so neither mounts of users nor `beneath`
+could have it.
 """
 
 from __future__ import annotations
@@ -18,13 +21,18 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from fsd.kernel.mountpoint import DEVICE
 
 log = logging.getLogger(__name__)
 
-DONT_MASK: Final = 1 << 6  # FUSE_DONT_MASK, the same bit in the request and in the answer
+# The same bits in the request, where the kernel offers them, and in the answer.
+DONT_MASK: Final = 1 << 6  # FUSE_DONT_MASK
+PARALLEL: Final = 1 << 18  # FUSE_PARALLEL_DIROPS: lookups in a directory do not wait for each other
+CACHE_SYMLINKS: Final = 1 << 23  # FUSE_CACHE_SYMLINKS: a target is asked for once; an inode's never changes
+KILLPRIV: Final = 1 << 28  # FUSE_HANDLE_KILLPRIV_V2: see `requests`
 _READ: Final = 128 * 1024  # the kernel wants room for a page of data at least
 _ANSWERED: Final = struct.Struct("=IiQIIII")  # out header; major, minor, max_readahead, flags
 _OFFERED: Final = struct.Struct("=IIQQIIIIIIII")  # in header; major, minor, max_readahead, flags
@@ -43,12 +51,13 @@ def connections() -> set[int]:
 
 
 class Handshake:
-    """Adds `flags` to what libfuse answers on the connection `fd`. Made by the thread that mounts, between
-    the mount and the first read."""
+    """Adds flags to what libfuse answers on the connection `fd`: `choose` gets those the kernel offers and
+    returns which of them, when libfuse has answered and the kernel does not know yet, in a thread of its own.
+    Made by the thread that mounts, between the mount and the first read."""
 
-    def __init__(self, fd: int, flags: int) -> None:
+    def __init__(self, fd: int, choose: Callable[[int], int]) -> None:
         self._fd = fd
-        self._add = flags
+        self._choose = choose
         self._kernel = os.dup(fd)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._theirs = theirs
@@ -82,7 +91,7 @@ class Handshake:
         if len(answer) >= _ANSWERED.size and _ANSWERED.unpack_from(answer)[1] == 0:
             offered = _OFFERED.unpack_from(asked)[-1]
             *head, flags = _ANSWERED.unpack_from(answer)
-            _ANSWERED.pack_into(answer, 0, *head, flags | self._add & offered)
+            _ANSWERED.pack_into(answer, 0, *head, flags | self._choose(offered) & offered)
         os.write(self._kernel, answer)
         # The loop may wait for the socket that was there before: wake it once there is something to read.
         poll = select.poll()

@@ -11,7 +11,7 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyfuse3
@@ -21,6 +21,7 @@ from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
+from fsd.kernel.requests import EVERY_GROUP, Change, may_keep_bits, newest
 from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
@@ -45,9 +46,14 @@ _LABEL = b"security.selinux"
 _UNNAMED = b"/"
 
 
-def _groups(ctx: RequestContext) -> set[int]:
+def _groups(ctx: RequestContext) -> Collection[int]:
     """All groups of the caller. It waits for our answer, so it is there to be asked about."""
     return {ctx.gid, *pyfuse3.get_sup_groups(ctx.pid)}
+
+
+def _as_owner(ctx: RequestContext) -> Collection[int]:
+    """The groups whose set-group-ID bit stays where the caller changes an owner."""
+    return EVERY_GROUP if may_keep_bits(ctx.pid, ctx.uid) else _groups(ctx)
 
 
 def translated(exc: Exception, what: str) -> FUSEError:
@@ -84,7 +90,8 @@ class FsdOperations(pyfuse3.Operations):
     """One mount's handlers. FUSE thread only.
 
     `answered` is the monotonic time of the last answer that the kernel may keep; the notifier sends an
-    invalidation twice when it is recent.
+    invalidation twice when it is recent. `told_of_privileges`: the kernel leaves set-id bits to us, and says
+    of each request whether they go (`requests`).
     """
 
     supports_dot_lookup = False
@@ -115,6 +122,7 @@ class FsdOperations(pyfuse3.Operations):
         self._openers: dict[int, int] = {}
         self._directories: dict[int, int] = {}
         self.answered = 0.0
+        self.told_of_privileges = False
         self.own: set[int] = set()  # processes of the daemon's own, which must not wait for it
 
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
@@ -181,10 +189,29 @@ class FsdOperations(pyfuse3.Operations):
     def getattr(self, nodeid: int, ctx: RequestContext) -> EntryAttributes:
         return self._entry(self._volume.getattr(self._ino(nodeid)))
 
-    @handler
-    def setattr(
+    def _change(self) -> Change | None:
+        """What the kernel says of the request whose handler is called, before anything is awaited; None where
+        it says nothing and takes privileges away itself."""
+        return newest() if self.told_of_privileges else None
+
+    async def setattr(
         self, nodeid: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
+        return await self.set_attributes(nodeid, attr, fields, self._change(), ctx)
+
+    @handler
+    def set_attributes(
+        self,
+        nodeid: int,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        change: Change | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        kills = None if change is None else change.kills
+        if change is not None and not (fields.update_uid or fields.update_gid or fields.update_size):
+            # Of such a one the kernel does not say it. It matters where nothing is set at all.
+            kills = not may_keep_bits(ctx.pid, ctx.uid) if self._sets_nothing(fields) else False
         inode = self._volume.setattr(
             self._ino(nodeid),
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
@@ -194,9 +221,14 @@ class FsdOperations(pyfuse3.Operations):
             atime=attr.st_atime_ns if fields.update_atime else None,
             mtime=attr.st_mtime_ns if fields.update_mtime else None,
             by=ctx.uid,
-            groups=functools.partial(_groups, ctx),
+            groups=functools.partial(_groups if kills is None or fields.update_size else _as_owner, ctx),
+            kills=kills,
         )
         return self._entry(inode)
+
+    @staticmethod
+    def _sets_nothing(fields: SetattrFields) -> bool:
+        return not (fields.update_mode or fields.update_atime or fields.update_mtime)
 
     @handler
     def readlink(self, nodeid: int, ctx: RequestContext) -> bytes:
@@ -246,14 +278,25 @@ class FsdOperations(pyfuse3.Operations):
         self._opened(fh, flags, inode.ino, ctx)
         return FileInfo(fh=fh), self._entry(inode)
 
+    async def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
+        return await self.open_file(nodeid, flags, self._change(), ctx)
+
     @handler
-    def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
+    def open_file(self, nodeid: int, flags: int, change: Change | None, ctx: RequestContext) -> FileInfo:
         ino = self._ino(nodeid)
-        fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx)
+        kills = None if change is None else change.kills
+        mode = self._volume.node(ino).mode
+        fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx, kills)
         self._opened(fh, flags, ino, ctx)
         kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
         without_flush(not self._volume.needs_flush(fh))
-        return FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
+        answer = FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
+        if flags & os.O_TRUNC and self._volume.node(ino).mode != mode:
+            # Of a file that was emptied the kernel keeps the mode, which the answer cannot tell.
+            forgotten = self.direct.give_up_pages(ino)
+            forgotten.result = answer
+            raise Park(forgotten, again=False)
+        return answer
 
     def _opened(self, fh: int, flags: int, ino: int, ctx: RequestContext) -> None:
         self._openers[fh] = ctx.pid
@@ -266,13 +309,20 @@ class FsdOperations(pyfuse3.Operations):
             self._through_pages(fh)
         return self._volume.read(fh, offset, size)
 
+    async def write(self, fh: int, offset: int, data: bytes) -> int:
+        return await self.write_file(fh, offset, data, self._change())
+
     @handler
-    def write(self, fh: int, offset: int, data: bytes) -> int:
+    def write_file(self, fh: int, offset: int, data: bytes, change: Change | None) -> int:
         mapped = fh >= MAPPED  # and so no handle whose opener `parked` would look after: the kernel waits
         if mapped:
             fh -= MAPPED
         try:
-            done = self._volume.write(fh, offset, data, mapped=mapped)
+            if change is None:
+                done = self._volume.write(fh, offset, data, mapped=mapped)
+            else:
+                mapped |= change.from_pages
+                done = self._volume.write(fh, offset, data, change.kills, change.groups, mapped=mapped)
         except Park as park:
             if self.direct.writers and not park.again:  # it was done, and is being committed
                 self._written_too(fh, park)

@@ -16,9 +16,11 @@ import trio
 
 from fsd.kernel.extra import serve
 from fsd.kernel.further import Further
-from fsd.kernel.handshake import DONT_MASK, Handshake, connections
+from fsd.kernel.handshake import CACHE_SYMLINKS, DONT_MASK, KILLPRIV, PARALLEL, Handshake, connections
 from fsd.kernel.machine import LoopWait
 from fsd.kernel.mini import Scheduler
+from fsd.kernel.operations import FsdOperations
+from fsd.kernel.requests import INIT, seen
 from fsd.model.errors import FsdError, InternalError, Unsupported
 from fsd.model.limits import PARKED_MAX
 
@@ -152,7 +154,7 @@ class FuseSession:
     def __init__(
         self,
         loop: SessionLoop,
-        operations: pyfuse3.Operations,
+        operations: FsdOperations,
         mountpoint: Path,
         options: set[str],
         *,
@@ -194,8 +196,17 @@ class FuseSession:
             ) from exc
         made = connections() - others if fd is None else {fd}
         self.connection = made.pop() if made else -1
+        self._handshake = Handshake(self.connection, self._choose)
+
+    def _choose(self, offered: int) -> int:
+        """What is asked of the kernel beside what libfuse asks."""
+        wanted = PARALLEL | CACHE_SYMLINKS
         if self._own_umask:
-            self._handshake = Handshake(self.connection, DONT_MASK)
+            wanted |= DONT_MASK
+        if seen(INIT):
+            wanted |= KILLPRIV
+        self._operations.told_of_privileges = bool(wanted & offered & KILLPRIV)
+        return wanted
 
     def start(self) -> None:
         self.thread.start()

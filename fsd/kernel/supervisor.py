@@ -219,7 +219,8 @@ def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: C
 
 
 def _daemon(options: MountOptions, start: Start) -> NoReturn:
-    # Imported here: the supervisor itself stays small. The first two have to come before pyfuse3.
+    # Imported here: the supervisor itself stays small. The first ones have to come before pyfuse3.
+    importlib.import_module("fsd.kernel.requests")
     importlib.import_module("fsd.kernel.replies")
     importlib.import_module("fsd.kernel.extra")
     from fsd.kernel.daemon import run

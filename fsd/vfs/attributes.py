@@ -21,6 +21,7 @@ from fsd.vfs.calls import Calls
 from fsd.vfs.node import Inode
 
 RECORD_ROOM: Final = 1024  # about what an operation's record takes
+CAPABILITY: Final = b"security.capability"
 
 
 class AttributeCalls(Calls):
@@ -107,6 +108,11 @@ class AttributeCalls(Calls):
                 return  # every inode has an ACL, if only its mode: taking the rest away is no error
             raise PosixError(errno.ENODATA, "no such extended attribute")
         self._xattr(node, name, None)
+
+    def drop_capability(self, node: Inode) -> None:
+        """A program's capabilities end with a change of its content or its owner, whoever makes it."""
+        if node.xattrs and CAPABILITY in node.xattrs:
+            self._xattr(node, CAPABILITY, None)
 
     def _xattr(self, node: Inode, name: bytes, value: bytes | None) -> None:
         if not node.gone:

@@ -23,12 +23,16 @@ from fsd.vfs.records import TIME
 from fsd.vfs.types import Park, Want
 
 SYNC_FLAGS: Final = os.O_SYNC | os.O_DSYNC
+SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
 
-def set_id_bits(node: Inode, uid: int, groups: Callable[[], Collection[int]]) -> int:
+def set_id_bits(
+    node: Inode, uid: int, groups: Callable[[], Collection[int]], kills: bool | None = None
+) -> int:
     """What a change of the content by this user takes away from the mode. The set-group-ID bit without
-    the group's right to execute means nothing, and a member of the group may keep it."""
-    if uid == 0 or node.is_dir:
+    the group's right to execute means nothing, and a member of the group may keep it. `kills`: whether the
+    kernel says that this user may not keep them; where it says nothing root alone may."""
+    if node.is_dir or not (uid != 0 if kills is None else kills):
         return 0
     taken = node.mode & stat.S_ISUID
     if node.mode & stat.S_ISGID and (node.mode & stat.S_IXGRP or node.gid not in groups()):
@@ -55,12 +59,14 @@ class FileCalls(NameCalls):
         uid: int = 0,
         groups: Callable[[], Collection[int]] = frozenset,
         asker: object = None,
+        kills: bool | None = None,
     ) -> int:
         """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered.
 
         `uid` and `groups` are the caller's: whoever changes a file takes its set-id bits away. The kernel
-        leaves that to us for O_TRUNC, and for set-group-ID without the right to execute. `asker` stands for
-        the request (see `as_of_now`).
+        leaves that to us for O_TRUNC, and for set-group-ID without the right to execute. Where it says
+        whether this caller does (`kills`) it leaves all of it to us, and says it of each write too. `asker`
+        stands for the request (see `as_of_now`).
         """
         node = self.core.nodes.get(ino)
         if self.asks(asker) and not node.busy:
@@ -74,11 +80,13 @@ class FileCalls(NameCalls):
         if node.is_file and not truncate:
             self.know_blocks(node)
         if truncate:
-            self.emptied(node, set_id_bits(node, uid, groups))
+            self.emptied(node, set_id_bits(node, uid, groups, kills))
+            if kills is not None:
+                self.drop_capability(node)
         fh = self.opened(node, flags)
         if asker is not None:
             self.answered(asker)
-        if self.handles[fh].writable:
+        if kills is None and self.handles[fh].writable:
             self.handles[fh].takes = set_id_bits(node, uid, groups) & stat.S_ISGID
         return fh
 
@@ -205,8 +213,18 @@ class FileCalls(NameCalls):
             self.loader.ahead(part.hash for part in parts)
 
     # writing -----------------------------------------------------------------------------------------
-    def write(self, fh: int, offset: int, data: bytes, *, mapped: bool = False) -> int:
-        """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed.
+    def write(
+        self,
+        fh: int,
+        offset: int,
+        data: bytes,
+        kills: bool | None = None,
+        groups: Callable[[], Collection[int]] = frozenset,
+        *,
+        mapped: bool = False,
+    ) -> int:
+        """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed. `kills` and `groups`: the
+        writer's, as for open.
 
         `mapped`: pages of a shared mapping, which have their place in the file whatever handle the kernel
         writes them by, and take no bits of the mode."""
@@ -216,7 +234,8 @@ class FileCalls(NameCalls):
         node = handle.node
         if not handle.writable:
             raise PosixError(errno.EBADF, "not open for writing")
-        if self.core.guarded:
+        core = self.core
+        if core.guarded:
             self.must_be_writable(node)
         append = bool(handle.flags & os.O_APPEND) and not mapped
         if append:
@@ -230,9 +249,11 @@ class FileCalls(NameCalls):
         content = node.file()
         self.know_blocks(node)
         if not mapped:
-            self.take_bits(handle)
+            if kills is None:
+                self.take_bits(handle)
+            else:
+                self.take_privileges(node, kills, groups)
         self.room(len(data))
-        core = self.core
         time = core.stamp()
         try:
             pos = self.flusher.log_change(node, WRITE, offset, [TIME.pack(time, append), data], spare=False)
@@ -252,6 +273,17 @@ class FileCalls(NameCalls):
         if handle.flags & SYNC_FLAGS and not node.gone:
             self.wait_out(self.sync_want(handle), len(data))
         return len(data)
+
+    def take_privileges(self, node: Inode, kills: bool, groups: Callable[[], Collection[int]]) -> None:
+        """What a write takes away, where the kernel leaves it to us. Attributes that another mount may have
+        changed are asked for, as the kernel does where it sees to it; not while the server is away."""
+        if node.stale and not self.core.down:
+            self.current(node)
+        if kills and node.mode & SET_IDS:
+            taken = set_id_bits(node, 0, groups, kills)
+            if taken:
+                self.set_attributes(node, mode=node.mode & ~taken)
+        self.drop_capability(node)
 
     def out_of_space(self) -> NoReturn:
         """The disk under the log is full: send what there is and wait for room, or say so at once when
@@ -287,10 +319,12 @@ class FileCalls(NameCalls):
         self.content_changed(node, time)
 
     def take_bits(self, handle: Handle) -> None:
-        """Before a change of the content: what whoever opened the handle takes from the file's mode goes."""
+        """Before a change of the content: what whoever opened the handle takes from the file's mode goes, and
+        what the file may do as a program."""
         node = handle.node
         if handle.takes & node.mode:
             self.set_attributes(node, mode=node.mode & ~handle.takes)
+        self.drop_capability(node)
 
     def content_changed(self, node: Inode, time: int) -> None:
         """Behind a change of the content, with its size."""
@@ -316,9 +350,10 @@ class FileCalls(NameCalls):
         mtime: int | None = None,
         by: int = 0,
         groups: Callable[[], Collection[int]] = frozenset,
+        kills: bool | None = None,
     ) -> Inode:
-        """Change attributes; `mode` holds permission bits. `size` truncates. `by` and `groups` are the
-        caller's, as for open."""
+        """Change attributes; `mode` holds permission bits. `size` truncates. `by`, `groups` and `kills` are
+        the caller's, as for open; of a change of owner `kills` says that it takes bits away, whoever asks."""
         node = self.core.nodes.get(ino)
         self.must_be_writable(node)
         self.current(node)
@@ -332,26 +367,34 @@ class FileCalls(NameCalls):
         # Who is not the owner changes no mode: then it is the kernel, which takes a bit before a write.
         writes = mode is not None and by not in (0, node.uid)
         if size is not None or uid is not None or gid is not None or writes:
-            taken = set_id_bits(node, by, groups)
+            taken = set_id_bits(node, by, groups, kills)
             if taken:
                 mode = (node.mode if mode is None else mode) & ~taken
+            if kills is not None and not node.is_dir:
+                self.drop_capability(node)
         if all(field is None for field in (mode, uid, gid, size, atime, mtime)):
-            mode = self.chowned_to_nobody_else(node, by, groups)
+            mode = self.chowned_to_nobody_else(node, by, groups, kills)
         if size is None or any(field is not None for field in (mode, uid, gid, atime, mtime)):
             self.set_attributes(node, mode, uid, gid, atime, mtime)
         return node
 
     def chowned_to_nobody_else(
-        self, node: Inode, by: int, groups: Callable[[], Collection[int]]
+        self, node: Inode, by: int, groups: Callable[[], Collection[int]], kills: bool | None
     ) -> int | None:
         """chown(-1, -1), which anybody may: it moves ctime, and where it takes bits of the mode away only the
         owner may. Returns the mode to set, if any.
 
-        The kernel says the same before a write, fallocate or copy_file_range by somebody else that takes
-        set-group-ID without the right to execute. So where the file is open for writing it is taken for that."""
-        taken = set_id_bits(node, by, groups)
-        if taken and by != node.uid and not (node.is_file and node.file().writers):
+        The kernel says the same before a write, fallocate or copy_file_range by who may not keep bits that it
+        leaves to us. So where the file is open for writing it is taken for that."""
+        if node.is_file and node.file().writers:
+            return self.without_bits(node, set_id_bits(node, by, groups, kills))
+        taken = set_id_bits(node, by, groups, None if kills is None else True)
+        if taken and by not in (0, node.uid):
             raise PosixError(errno.EPERM, "not the owner")
+        return self.without_bits(node, taken)
+
+    @staticmethod
+    def without_bits(node: Inode, taken: int) -> int | None:
         return node.mode & ~taken if taken else None
 
     # making durable ----------------------------------------------------------------------------------

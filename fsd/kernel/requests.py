@@ -1,0 +1,78 @@
+"""Loads `_requests.c`, which knows of a request what libfuse and pyfuse3 do not pass on. To be imported
+before them.
+
+With FUSE_HANDLE_KILLPRIV_V2 the kernel no longer asks for `security.capability` before each write, only
+before the first after it was told a file's attributes. What a change of a file takes away it leaves to us:
+the set-id bits where the request says so, that attribute always. Built with the package where libfuse's
+headers are new enough; without it the kernel is not offered that, and asks and takes away itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
+
+INIT: Final = 26
+KILLS: Final = 1
+FROM_PAGES: Final = 2
+EVERY_GROUP: Final = range(1 << 32)
+_CAP_FSETID: Final = 1 << 4
+
+
+class Change(NamedTuple):
+    """A request that changes a file, as the kernel sees it. `kills`: its caller may not keep the set-id bits.
+    `from_pages`: of what was stored through a mapping, by whomever. `pid` and `gid` are the caller's."""
+
+    kills: bool
+    from_pages: bool
+    pid: int
+    gid: int
+
+    def groups(self) -> Collection[int]:
+        """All groups of the caller, who waits for our answer; of one that is not seen from here its own."""
+        return {self.gid, *map(int, status(self.pid).get("Groups", "").split())}
+
+
+def status(pid: int) -> dict[str, str]:
+    """What the kernel says of a thread; nothing of one in another namespace of processes."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return dict(line.rstrip("\n").split(":", 1) for line in file)
+    except OSError:
+        return {}
+
+
+def may_keep_bits(pid: int, uid: int) -> bool:
+    """Whether a thread has CAP_FSETID; of one that is not seen from here, whether it is root's."""
+    held = status(pid).get("CapEff")
+    return uid == 0 if held is None else bool(int(held, 16) & _CAP_FSETID)
+
+
+def _load() -> Callable[[], tuple[int, int, int, int]] | None:
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)  # so that pyfuse3 finds its function first
+    try:
+        from fsd.kernel._requests import last
+    except ImportError:
+        return None
+    finally:
+        sys.setdlopenflags(flags)
+    return last
+
+
+_last = _load()
+
+
+def newest() -> Change:
+    """The request whose handler is called. To be asked before anything else is done, on the FUSE thread, of a
+    connection that answered `seen`."""
+    assert _last is not None, "the extension is not there"
+    _, bits, pid, gid = _last()
+    return Change(bool(bits & KILLS), bool(bits & FROM_PAGES), pid, gid)
+
+
+def seen(operation: int) -> bool:
+    """Whether the request received last was seen, and is this one."""
+    return _last is not None and _last()[0] == operation
