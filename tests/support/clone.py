@@ -95,6 +95,6 @@ class Clone(Sandbox):
     def close(self) -> None:
         """Everything in the namespaces ends with them."""
         self.holder.kill()
-        self.holder.wait(20)
+        self.holder.wait(60)
         wait_for(lambda: not Path(f"/proc/{self.init}").exists(), 30, "the copy to end")
         shutil.rmtree(self.copied)

@@ -86,7 +86,7 @@ def main() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(errors) == 6, f"{len(errors)} of 6 writers were told"
     assert check(at, 4, set(range(4))) == 4, "reading goes on"
     print("alone")

@@ -140,13 +140,13 @@ class Recording:
         """Until it has made all its calls, or one failed."""
         self._reader.join(timeout)
         assert not self._reader.is_alive(), "the recorder did not end"
-        self._process.wait(10)
+        self._process.wait(60)
 
     def stop(self) -> None:
         """SIGKILL, and everything it told is read."""
         self._process.kill()
-        self._reader.join(20)
-        self._process.wait(20)
+        self._reader.join(60)
+        self._process.wait(60)
 
     def history(self) -> History:
         """The model of what was told so far; call after `stop` or `wait_end`."""

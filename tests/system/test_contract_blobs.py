@@ -267,14 +267,14 @@ def test_a_sweep_and_a_capture_race_and_nothing_counted_is_lost(store: Store, se
                     store.put(data)
                 if turn == 0 and number == 2:
                     sweeper.start()
-                    sweeping.wait(20)
+                    sweeping.wait(60)
             record = checkpoint(f"c{turn}", parent=f"c{turn - 1}" if turn else None)
             record["files"] = [file(f"f{n}", key_for(data)) for n, data in enumerate(wanted)]
             store.append(record, f"c{turn - 1}" if turn else None, lease)
             captured += [key_for(data) for data in wanted]
     finally:
         done.set()
-        sweeper.join(30)
+        sweeper.join(60)
     assert swept, "a sweep ran and took something"
     assert set(store.counts()) == set(captured)
     for key in captured:

@@ -78,7 +78,7 @@ def test_a_crash_while_a_deleted_filesystem_goes_is_continued(server: Server, po
     server.restart()
     assert server.admin("DELETE", f"{BASE}/{fs.id}").status == 200
     assert server.process is not None
-    assert server.process.wait(20) == -9
+    assert server.process.wait(60) == -9
     server.env = {}
     server.restart()
     wait_for(lambda: _rows(server)["fs"] == 1, 30, "the rows to go")

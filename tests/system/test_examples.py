@@ -157,10 +157,10 @@ def test_following_shows_what_is_there_and_goes_on(world: World) -> None:
         assert done.returncode == 0, done.stderr
         assert "more" in follower.stdout.readline()
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(20) == 130
+        assert follower.wait(60) == 130
     finally:
         follower.kill()
-        follower.wait(10)
+        follower.wait(60)
 
 
 def test_serving_and_audit(server: Server, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_the_server_killed_while_a_lease_is_taken(tmp_path: Path, boxes: Callabl
         done = box.fsd("mount", str(box.mountpoint), "--state-dir", str(box.state), *box.options, check=False)
         assert done.returncode == 1, done.stderr
         assert server.process is not None
-        assert server.process.wait(20) == -signal.SIGKILL
+        assert server.process.wait(60) == -signal.SIGKILL
         server.env = {}
         server.restart()
         assert not fs.ask("GET", "/leases").json["leases"]

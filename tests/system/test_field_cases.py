@@ -373,7 +373,7 @@ def test_case_15_when_the_name_resolves_no_more_the_mount_goes_on_and_can_be_end
         assert process.wait(60) == 6
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
     case.proxy.accept()
     box.env["FSD_ENDPOINT"] = case.proxy.url
     assert box.fsd("cat", "/g").stdout == "meanwhile"
@@ -536,7 +536,7 @@ def test_case_45_no_local_fsync_without_an_fsync(case: Case) -> None:
         costly = summary.read_text().count("sync(") - free
     finally:
         trace.terminate()
-        trace.wait(10)
+        trace.wait(60)
     assert free <= 2
     assert costly <= 40
 

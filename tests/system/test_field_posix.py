@@ -100,7 +100,7 @@ def test_case_24_many_writers_and_a_listing_meet_no_error(trusted: Server, here:
     stop.wait(4)
     stop.set()
     for thread in [*writers, reader]:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     assert not errors
     assert sum(made) > 100

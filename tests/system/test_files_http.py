@@ -482,7 +482,7 @@ def test_acknowledged_writes_survive_a_killed_server(server: Server) -> None:
     writer.start()
     wait_for(lambda: len(done) >= 20, 30, "some writes")
     server.kill()
-    writer.join(30)
+    writer.join(60)
     server.restart()
     for path in done:
         assert get(files, path) == path[3:] * 1000

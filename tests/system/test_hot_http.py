@@ -133,7 +133,7 @@ def test_a_long_poll_of_the_feed_returns_with_the_commit(shared_fs: TestFs) -> N
     got: list[Any] = []
 
     def poll() -> None:
-        url = f"/changes?after={session['seq']}&session={session['session']}&wait=20"
+        url = f"/changes?after={session['seq']}&session={session['session']}&wait=30"
         got.append(read_feed(shared_fs.ask("GET", url).body))
 
     polls = [threading.Thread(target=poll) for _ in range(40)]
@@ -154,7 +154,7 @@ def test_a_long_poll_of_the_feed_returns_with_the_commit(shared_fs: TestFs) -> N
         [make_blob(b"d")],
     )
     for one in polls:
-        one.join(10)
+        one.join(20)
     assert len(got) == 40 and {page.head for page in got} == {answer.seq}
 
 
@@ -165,9 +165,9 @@ def test_a_token_revoked_while_it_polls_gets_no_answer(shared_fs: TestFs, subjec
     fs.ask("POST", "/journals", {"journal_id": "j"})
     made = fs.server.ask("POST", f"/v1/file-systems/{fs.id}/tokens", {}, token=fs.server.admin_key).json
     other = replace(fs, token=made["fs_token"])
-    path = f"/changes?after={session['seq']}&wait=20"
+    path = f"/changes?after={session['seq']}&wait=30"
     if subject == "journal":
-        path = "/journals/j/entries?after_seq=0&wait=20"
+        path = "/journals/j/entries?after_seq=0&wait=30"
     got: list[Any] = []
     poll = threading.Thread(target=lambda: got.append(other.ask("GET", path)))
     poll.start()

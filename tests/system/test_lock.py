@@ -98,7 +98,7 @@ def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:
     out, _ = waiting.communicate(timeout=20)
     assert (waiting.returncode, out) == (128 + signal.SIGTERM, "")
     first.terminate()
-    assert first.wait(20) == 128 + signal.SIGTERM
+    assert first.wait(50) == 128 + signal.SIGTERM
 
 
 def test_a_killed_holder_is_waited_out_and_its_fence_is_behind(shared_fs: TestFs) -> None:
@@ -107,7 +107,7 @@ def test_a_killed_holder_is_waited_out_and_its_fence_is_behind(shared_fs: TestFs
     before = int(first.stdout.readline())
     child = int(Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()[0])
     first.kill()
-    first.wait(20)
+    first.wait(50)
     done = process("lock", "/db", "--", "sh", "-c", "echo $FSD_FENCE", env=shared_fs.env)
     assert done.code == 0
     assert int(done.text) > before

@@ -100,7 +100,7 @@ def test_create_with_wait_comes_before_its_server(tmp_path: Path) -> None:
         assert out == b"active\n"
     finally:
         early.kill()
-        early.wait(10)
+        early.wait(60)
         server.end()
 
 

@@ -313,7 +313,7 @@ def test_a_killed_run_is_found_and_pushed_by_the_next(
         with pytest.raises(Busy, match="in use"):
             push_left(files, next(base.iterdir()))
         child.kill()
-        child.wait(10)
+        child.wait(60)
     finally:
         os.kill(command, signal.SIGKILL)
     [left] = left_overs(base)

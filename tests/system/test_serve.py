@@ -132,7 +132,7 @@ def test_a_stop_ends_long_polls_at_once_and_finishes_what_runs(server: Server, n
     assert server.process is not None
     server.process.send_signal(number)
     for poll in polls:
-        poll.join(20)
+        poll.join(60)
     assert [one.status for one in got] == [200, 200]
     slow.sendall(body[10:])
     assert b" 200 OK" in slow.recv(4096)

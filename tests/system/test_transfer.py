@@ -181,7 +181,7 @@ def test_a_device_and_a_fifo_are_streams(files: Files, here: bytes) -> None:
     feeder = threading.Thread(target=write, args=(here + b"/pipe", b"through a pipe"))
     feeder.start()
     upload(files, here + b"/pipe", b"/f", ONE)
-    feeder.join(10)
+    feeder.join(60)
     assert b"".join(files.read(b"/f")) == b"through a pipe"
     assert download(files, b"/f", b"/dev/null", ONE).bytes == 14
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

@@ -47,4 +47,4 @@ def test_a_new_directory_keeps_its_path(trusted: Server, tmp_path: Path) -> None
         finally:
             for worker in workers:
                 worker.kill()
-                worker.wait(10)
+                worker.wait(60)
