@@ -34,14 +34,14 @@ export class FsdCheckpointStore<Message = unknown> implements SandboxCheckpointS
   }
 
   /** The body is made before anything is awaited. */
-  #call<T>(op: string, input: unknown): Promise<T> {
+  #call<T>(op: string, input: unknown, always = false): Promise<T> {
     let body: string;
     try {
       body = JSON.stringify(input);
     } catch (error) {
       return quiet(Promise.reject(error));
     }
-    return quiet(this.#connection.call<T>(op, body));
+    return quiet(this.#connection.call<T>(op, body, always));
   }
 
   get(id: string): Promise<SandboxCheckpoint<Message> | null> {
@@ -105,8 +105,8 @@ export class FsdCheckpointStore<Message = unknown> implements SandboxCheckpointS
             return { expiresAt };
           }),
         ),
-      // Never throws: a lease that cannot be released ends by itself.
-      release: () => this.#call<null>('release', { writer }).then(
+      // Never throws: a lease that cannot be released ends by itself. Also for a caller that was aborted.
+      release: () => this.#call<null>('release', { writer }, true).then(
         () => undefined,
         () => undefined,
       ),

@@ -17,6 +17,8 @@ export interface FsdOptions {
   timeoutMs?: number;
   /** Attempts of one call while the server is away or busy. */
   attempts?: number;
+  /** Ends every call at once when it is aborted, with its reason; only a `release` still goes out. */
+  signal?: AbortSignal;
   fetch?: typeof globalThis.fetch;
   /** Makes errors of other classes than this package's, such as those of the installed `@tanstack/ai-sandbox`. */
   errorOf?: (code: string, message: string, status: number) => Error;
@@ -46,9 +48,24 @@ export function endpointOf(token: string, region?: string): string {
   return found;
 }
 
-function pause(attempt: number): Promise<void> {
+/** Longer with each attempt; ends early, with an error, when `signal` is aborted. */
+function pause(attempt: number, signal?: AbortSignal): Promise<void> {
   const whole = Math.min(PAUSE_MAX_MS, PAUSE_MS * 2 ** attempt);
-  return new Promise((resolve) => setTimeout(resolve, whole / 2 + (Math.random() * whole) / 2));
+  return new Promise((resolve, reject) => {
+    const stop = () => {
+      clearTimeout(timer);
+      reject(signal!.reason);
+    };
+    const timer = setTimeout(
+      () => {
+        signal?.removeEventListener('abort', stop);
+        resolve();
+      },
+      whole / 2 + (Math.random() * whole) / 2,
+    );
+    if (signal?.aborted) stop();
+    else signal?.addEventListener('abort', stop, { once: true });
+  });
 }
 
 interface ErrorBody {
@@ -70,10 +87,10 @@ export class Connection {
   }
 
   /** One of the contract's calls. `body` is the JSON text: made before the first await, since callers may change
-   * what they passed. */
-  async call<T>(op: string, body: string): Promise<T> {
+   * what they passed. `always`: although the options' signal is aborted. */
+  async call<T>(op: string, body: string, always = false): Promise<T> {
     const headers = { 'content-type': 'application/json', 'idempotency-key': crypto.randomUUID() };
-    const answer = await this.request('POST', `/v1/checkpoints/${op}`, headers, body);
+    const answer = await this.request('POST', `/v1/checkpoints/${op}`, headers, body, [], always);
     return ((await answer.json()) as { result: T }).result;
   }
 
@@ -84,34 +101,45 @@ export class Connection {
     headers: Record<string, string> = {},
     body?: string | Uint8Array,
     fine: ReadonlyArray<number> = [],
+    always = false,
   ): Promise<Response> {
+    const signal = always ? undefined : this.#options.signal;
     const sent: Record<string, string> = { ...headers, authorization: `Bearer ${this.#options.token.trim()}` };
     if (this.#options.now) sent['x-fsd-test-now'] = String(this.#options.now());
     const attempts = this.#options.attempts ?? 6;
     for (let attempt = 0; ; attempt++) {
       const last = attempt + 1 >= attempts;
       try {
-        const answer = await this.#once(method, path, sent, body);
+        signal?.throwIfAborted();
+        const answer = await this.#once(method, path, sent, body, signal);
         if (answer.ok || fine.includes(answer.status)) return answer;
         const error = await this.#refusal(answer);
         if (last || !AGAIN.has(answer.status)) throw error;
       } catch (error) {
+        signal?.throwIfAborted();
         // What fetch itself throws is a TypeError or an abort: nothing, or only a part, came back.
         const network = error instanceof TypeError || (error instanceof DOMException && error.name === 'TimeoutError');
         if (!network) throw error;
         if (last) throw this.#away(error);
       }
-      await pause(attempt);
+      await pause(attempt, signal);
     }
   }
 
   /** One attempt, its answer read whole: a body that is cut is an attempt that failed. */
-  async #once(method: string, path: string, headers: Record<string, string>, body?: string | Uint8Array) {
+  async #once(
+    method: string,
+    path: string,
+    headers: Record<string, string>,
+    body?: string | Uint8Array,
+    signal?: AbortSignal,
+  ) {
+    const late = AbortSignal.timeout(this.#options.timeoutMs ?? 60_000);
     const answer = await this.#fetch(this.#base + path, {
       method,
       headers,
       redirect: 'error',
-      signal: AbortSignal.timeout(this.#options.timeoutMs ?? 60_000),
+      signal: signal ? AbortSignal.any([signal, late]) : late,
       ...(body === undefined ? {} : { body: body as BodyInit }),
     });
     const bytes = method === 'HEAD' || answer.status === 204 ? null : await answer.arrayBuffer();

@@ -177,6 +177,70 @@ test('a lost answer is asked for again and changes nothing twice', async () => {
   assert.equal((await store.list('t')).length, 1);
 });
 
+test('a server that stays away is asked a bounded number of times', async () => {
+  const { options } = await place();
+  let asked = 0;
+  const gone = new FsdCheckpointStore({
+    ...options,
+    attempts: 3,
+    fetch: async () => {
+      asked++;
+      throw new TypeError('connection refused');
+    },
+  });
+  await assert.rejects(gone.getHead('t'), (error: FsdError) => error.code === 'unavailable' && error.status === 0);
+  assert.equal(asked, 3);
+  asked = 0;
+  const busy = new FsdCheckpointStore({
+    ...options,
+    attempts: 2,
+    fetch: async () => {
+      asked++;
+      return Response.json({ error: { code: 'busy', message: 'not now', hint: 'later' } }, { status: 503 });
+    },
+  });
+  await assert.rejects(busy.getHead('t'), (error: FsdError) => error.code === 'busy' && error.status === 503);
+  assert.equal(asked, 2);
+});
+
+test('an aborted call ends at once and is not asked again; a lease is released all the same', async () => {
+  const { options } = await place();
+  const stop = new AbortController();
+  let asked = 0;
+  let hang = false;
+  const slow: typeof fetch = (input, init) => {
+    asked++;
+    if (!hang) return fetch(input, init);
+    return new Promise((_, reject) => {
+      init!.signal!.addEventListener('abort', () => reject(init!.signal!.reason), { once: true });
+    });
+  };
+  const store = new FsdCheckpointStore({ ...options, fetch: slow, signal: stop.signal });
+  const writer = await store.acquireWriter('t');
+  hang = true;
+  asked = 0;
+  const call = store.append({ checkpoint: checkpoint('one', null), expectedHeadId: null, writer });
+  const reason = new Error('the run was cancelled');
+  stop.abort(reason);
+  await assert.rejects(call, (error) => error === reason);
+  await assert.rejects(store.getHead('t'), (error) => error === reason);
+  assert.equal(asked, 1, 'nothing goes out after that');
+  hang = false;
+  await writer.release();
+  await (await new FsdCheckpointStore(options).acquireWriter('t')).release();
+});
+
+test('a blob of many blocks goes there and back', async () => {
+  const { options } = await place();
+  const blobs = new FsdBlobStore(options);
+  const bytes = new Uint8Array(24 * 1024 * 1024 + 5);
+  for (let at = 0; at < bytes.length; at += 65_536) crypto.getRandomValues(bytes.subarray(at, at + 65_536));
+  const key = await fileKey(bytes);
+  await blobs.put(key, bytes);
+  assert.deepEqual(await blobs.head(key), { key, size: bytes.length });
+  assert.equal(Buffer.compare(await (await blobs.get(key))!.bytes(), bytes), 0);
+});
+
 test('blobs are kept by hash, listed, swept', async () => {
   const { store, options, clock } = await place();
   const blobs = new FsdBlobStore(options);
