@@ -139,7 +139,7 @@ def test_the_kernel_enforces_them_and_other_mounts_hear_of_changes(boxes: Callab
     assert sh(two.mountpoint, f"setfacl -x u:{BOB} f; chmod g-rx d") == ""
     began = time.monotonic()
     wait_for(lambda: sh(one.mountpoint, reading, BOB, TEAM) == denied, 30, "what was taken back")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30  # the kernel would keep them for a minute
     assert facl(one, "f") == facl(two, "f")
 
     # Who is neither root nor in the file's group sets an ACL: the set-group-ID bit goes, as with chmod.

@@ -21,7 +21,7 @@ def peak(pid: int) -> float:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("size", [48, pytest.param(512, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [64, pytest.param(512, marks=pytest.mark.long)])
 def test_large_files_pass_through(
     size: int, tmp_path_factory: pytest.TempPathFactory, shared_fs: TestFs
 ) -> None:
@@ -33,12 +33,15 @@ def test_large_files_pass_through(
             for at in range(size):
                 file.write(block[at:] + block[:at])
             os.fsync(file.fileno())
-        assert peak(box.daemon) < 90
+        written = peak(box.daemon)
         box.unmount()
         box.mount()
         with path.open("rb", buffering=0) as file:
             for at in range(size):
                 assert file.read(MIB) == block[at:] + block[:at]
-        assert peak(box.daemon) < 90
-        assert peak(box.pids[0]) < 16, "the supervisor"
+        # Some 55 MiB are its own.
+        peaks = written, peak(box.daemon)
+        print(f"MiB: {peaks}, the supervisor {peak(box.pids[0])}")
+        assert max(peaks) < 100, peaks
+        assert peak(box.pids[0]) < 20, "the supervisor"
         box.unmount()

@@ -30,7 +30,7 @@ def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
 
 def test_a_hang_of_the_fuse_thread_dumps_all_stacks(tiny: Tiny) -> None:
     assert tiny.start("hang").returncode == 0
-    assert not (tiny.place / "hang3000").exists()
+    assert not (tiny.place / "hang6000").exists()
     text = Path(tiny.record().log).read_text()
     assert "the FUSE thread has not turned" in text
     assert text.count("all stacks follow") == 1
@@ -43,7 +43,7 @@ def test_a_daemon_that_was_stopped_goes_on_without_a_word(tiny: Tiny) -> None:
     assert tiny.start("hang").returncode == 0
     record = tiny.record()
     os.kill(record.pid, signal.SIGSTOP)
-    threading.Event().wait(4)  # four times what a thread may stand still for in this test
+    threading.Event().wait(6)  # three times what a thread may stand still for in this test
     os.kill(record.pid, signal.SIGCONT)
     for _ in range(20):
         assert not (tiny.place / "absent").exists()

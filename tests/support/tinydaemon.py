@@ -79,7 +79,7 @@ def main() -> int:
     if "no-rights" in sys.argv:
         remains.end_connections = lambda place, source: False
     if "hang" in sys.argv:
-        stacks.HANG = 1.0  # type: ignore[misc]
+        stacks.HANG = 2.0  # type: ignore[misc]
     try:
         return supervisor.mount(options)
     except FsdError as exc:
