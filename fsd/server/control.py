@@ -111,9 +111,7 @@ async def delete(request: Request) -> Response:
     ctx.admin(request)
     name = check_fs_name(request.path_params["id"])
     _, raw = await read_json(request)
-    cascade, detach = query_flag(request, "cascade"), query_flag(request, "detach")
-    if cascade and detach:
-        raise UsageError("cascade and detach exclude each other")
+    cascade, detach = of_forks(request)
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
@@ -122,6 +120,14 @@ async def delete(request: Request) -> Response:
     if detach and not await was_asked(ctx, idempotent_call(request, ADMIN, raw)):
         await ctx.run(lambda: service.forks.detach(name))
     return await write(ctx, request, raw, effect, frees=True)
+
+
+def of_forks(request: Request) -> tuple[bool, bool]:
+    """What becomes of the forks that still read from what is deleted: `cascade`, `detach`."""
+    cascade, detach = query_flag(request, "cascade"), query_flag(request, "detach")
+    if cascade and detach:
+        raise UsageError("cascade and detach exclude each other")
+    return cascade, detach
 
 
 async def create_token(request: Request) -> Response:
@@ -183,7 +189,8 @@ async def _token(request: Request, change: Callable[[Context, Tx, FsRef, str], o
         fs = ctx.service.filesystems.find(tx, fs_name)
         return to_answer(change(ctx, tx, fs, request.path_params["tid"]))
 
-    return await write(ctx, request, raw, effect)
+    # A full disk must not be in the way of a revocation.
+    return await write(ctx, request, raw, effect, frees=True)
 
 
 async def managed(ctx: Context, request: Request) -> FsRef:

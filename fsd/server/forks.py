@@ -31,7 +31,7 @@ from fsd.server.context import (
     timed,
     to_answer,
 )
-from fsd.server.control import ONE, was_asked
+from fsd.server.control import ONE, of_forks, was_asked
 from fsd.server.route import RouteDef, route
 from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 from fsd.service.idempotency import Answer
@@ -102,9 +102,7 @@ async def delete(request: Request) -> Response:
     origin, grant = await who(ctx, request)
     name = check_fs_name(request.path_params["fork"])
     _, raw = await read_json(request)
-    cascade, detach = query_flag(request, "cascade"), query_flag(request, "detach")
-    if cascade and detach:
-        raise UsageError("cascade and detach exclude each other")
+    cascade, detach = of_forks(request)
     service = ctx.service
 
     def effect(tx: Tx) -> Answer:
@@ -115,7 +113,7 @@ async def delete(request: Request) -> Response:
     if detach and not await was_asked(ctx, idempotent_call(request, grant.token_id, raw)):
         await ctx.run(lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name)))
         await ctx.run(lambda: service.forks.detach(name))
-    return await _write(ctx, request, grant, raw, effect)
+    return await _write(ctx, request, grant, raw, effect, frees=True)
 
 
 async def changes(request: Request) -> Response:
@@ -225,12 +223,23 @@ async def _change(
 
 
 async def _write(
-    ctx: Context, request: Request, grant: Grant, raw: bytes, effect: Callable[[Tx], Answer]
+    ctx: Context,
+    request: Request,
+    grant: Grant,
+    raw: bytes,
+    effect: Callable[[Tx], Answer],
+    *,
+    frees: bool = False,
 ) -> Response:
-    """Effect and remembered answer in one transaction; a token in it is unsealed after it."""
+    """Effect and remembered answer in one transaction; a token in it is unsealed after it. `frees`: see
+    `Database.write`."""
     call = idempotent_call(request, grant.token_id, raw)
     service = ctx.service
-    answer = await ctx.run(lambda: service.db.write(lambda tx: service.idempotency.run(tx, call, effect)))
+
+    def work() -> Answer:
+        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect), frees=frees)
+
+    answer = await ctx.run(work)
     shown = service.tokens.unseal(json.loads(answer.body))
     return send(Answer(answer.status, to_answer(shown).body, answer.replayed))
 

@@ -65,6 +65,23 @@ _ROWS: Final = (
 )
 
 
+def new_answer(
+    tokens: Tokens, tx: Tx, fs: FsRef, display_name: str, labels: dict[str, str], now: int
+) -> dict[str, Any]:
+    """What its maker is told of a new filesystem, its owner token made and sealed (`Tokens.unseal`)."""
+    token = tokens.create(tx, fs, "", None)
+    return {
+        "file_system_id": fs.name,
+        "fs_token": token["fs_token"],
+        "token_id": token["token_id"],
+        "region_code": tokens.region,
+        "status": "active",
+        "display_name": display_name,
+        "labels": labels,
+        "created_at": rfc3339(now),
+    }
+
+
 class FileSystems:
     """All methods from any thread."""
 
@@ -94,17 +111,7 @@ class FileSystems:
             "cseq, writer, grown, born, died) VALUES (?, ?, ?, 2, 0, 0, 0, ?, ?, ?, 0, ?, 0, 0, 0, 0, ?)",
             (fs.id, ROOT_INO, stat.S_IFDIR | 0o755, now, now, now, ROOT_INO, MAX),
         )
-        token = self._tokens.create(tx, fs, "", None)
-        return {
-            "file_system_id": name,
-            "fs_token": token["fs_token"],
-            "token_id": token["token_id"],
-            "region_code": self._tokens.region,
-            "status": "active",
-            "display_name": display_name,
-            "labels": pairs,
-            "created_at": rfc3339(now),
-        }
+        return new_answer(self._tokens, tx, fs, display_name, pairs, now)
 
     def find(self, tx: Tx, name: str) -> FsRef:
         """The active filesystem called `name`; raises `NotFound`."""

@@ -33,6 +33,7 @@ from fsd.model.times import NS, rfc3339
 from fsd.model.words import counted
 from fsd.service import pins
 from fsd.service.access import FsRef, hold, no_file_system
+from fsd.service.filesystems import new_answer
 from fsd.service.forkcopy import STAGES, START, Progress, copy_chunk
 from fsd.service.packs import Packs
 from fsd.service.retained import checkpoint_seq, source
@@ -114,16 +115,8 @@ class Forks:
                 *(START.stage, START.key_a, START.key_b),
             ),
         )
-        token = self._tokens.create(tx, fork, "", None)
         return {
-            "file_system_id": name,
-            "fs_token": token["fs_token"],
-            "token_id": token["token_id"],
-            "region_code": self._tokens.region,
-            "status": "active",
-            "display_name": display_name,
-            "labels": pairs,
-            "created_at": rfc3339(now),
+            **new_answer(self._tokens, tx, fork, display_name, pairs, now),
             "origin_id": origin.name,
             "origin_seq": seq,
             "origin_checkpoint": checkpoint,

@@ -41,6 +41,7 @@ from fsd.service.records import (
     Native,
     New,
     Record,
+    ThreadRow,
     body_of,
     check_foreign,
     dumps,
@@ -125,9 +126,7 @@ class Manifests:
     @staticmethod
     def check_place(tx: Tx, fs: FsRef, new: New, expected: str | None, writer: Writer, now: float) -> None:
         """Steps 3 to 6 of `append`; raises one of the contract's errors."""
-        if writer.thread != new.thread:
-            raise _other_thread(writer, new.thread)
-        row = current(tx, fs, writer, now)
+        row = _own_thread(tx, fs, writer, new.thread, now)
         if find(tx, fs, key_of(new.id)) is not None:
             raise CheckpointDuplicateId(f"there is a checkpoint {shown(new.id)} already")
         head = head_id(tx, fs, row)
@@ -145,9 +144,7 @@ class Manifests:
 
         def effect(tx: Tx) -> bytes:
             hold(tx, fs, who)
-            if writer.thread != thread:
-                raise _other_thread(writer, thread)
-            row = current(tx, fs, writer, now())
+            row = _own_thread(tx, fs, writer, thread, now())
             record = find(tx, fs, key_of(name))
             if record is None or row.head != record.key:
                 raise NotHead(f"{shown(name)} is not the head of {shown(thread)}")
@@ -168,9 +165,7 @@ class Manifests:
 
         def effect(tx: Tx) -> bytes:
             hold(tx, fs, who)
-            if writer.thread != thread:
-                raise _other_thread(writer, thread)
-            row = current(tx, fs, writer, now())
+            row = _own_thread(tx, fs, writer, thread, now())
             doomed = chain(of_thread(tx, fs, row.key), row.head)[keep:]
             remove(tx, fs, doomed, self._native)
             return dumps({"deleted": [record.id for record in reversed(doomed)]})
@@ -285,9 +280,7 @@ def _source(tx: Tx, fs: FsRef, asked: _Fork) -> Record:
 
 
 def _check_destination(tx: Tx, fs: FsRef, asked: _Fork, now: float) -> None:
-    if asked.writer.thread != asked.thread:
-        raise _other_thread(asked.writer, asked.thread)
-    row = current(tx, fs, asked.writer, now)
+    row = _own_thread(tx, fs, asked.writer, asked.thread, now)
     if row.head is not None or tx.one(_THREAD_USED, (fs.id, row.key)) or has_transcript(tx, fs, asked.thread):
         raise ForkDestinationNotEmpty(f"the thread {shown(asked.thread)} is not empty")
     if find(tx, fs, key_of(asked.id)) is not None:
@@ -333,5 +326,8 @@ def _maybe_id(value: object, what: str) -> str | None:
     return None if value is None else check_id(value, what)
 
 
-def _other_thread(writer: Writer, thread: str) -> WriterLost:
-    return WriterLost(f"the writer is of {shown(writer.thread)}, the write of {shown(thread)}")
+def _own_thread(tx: Tx, fs: FsRef, writer: Writer, thread: str, now: float) -> ThreadRow:
+    """The thread a write is of; raises `WriterLost` unless `writer` is its current one."""
+    if writer.thread != thread:
+        raise WriterLost(f"the writer is of {shown(writer.thread)}, the write of {shown(thread)}")
+    return current(tx, fs, writer, now)

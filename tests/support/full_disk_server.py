@@ -83,6 +83,8 @@ class Scene:
             assert self.other.ask("PUT", f"/files/d/{number}?parents=1", b"x").status == 200
         self.checkpoint = self.other.ask("POST", "/checkpoints", {}).json["checkpoint_id"]
         assert self.other.ask("POST", "/actions", {"action": "remove", "path": "/pinned"}).status == 200
+        self.fork = self.other.ask("POST", "/forks", {}).json["file_system_id"]
+        wait_for(lambda: self.other.ask("GET", "/forks").json["forks"][0]["copied"], 30, "the fork's copy")
         self.volume, self.driver = opened(self.other, self.filler.parent.parent / "state")
         fill(self.filler)
         refused(self.fs.ask("PUT", "/files/big", os.urandom(4 << 20)))
@@ -121,6 +123,13 @@ class Scene:
         assert stored(self.server) == before
         assert self.other.ask("POST", "/actions", {"action": "remove", "path": "/gone"}).status == 200
         assert self.other.ask("DELETE", f"/checkpoints/{self.checkpoint}").status == 200
+        assert self.other.ask("DELETE", f"/forks/{self.fork}").status == 200
+        told = self.server.admin("GET", f"/v1/file-systems/{self.fs.id}/tokens").json["tokens"]
+        for change in ("disable", "enable"):  # who has lost a token cannot wait for room
+            token = f"/v1/file-systems/{self.fs.id}/tokens/{told[0]['token_id']}"
+            got = self.server.admin("POST", f"{token}/{change}", {})
+            assert got.status == 200, got.body
+            assert self.fs.ask("GET", "/journals").status == (401 if change == "disable" else 200)
         mounted = self.driver.call(lambda: self.volume.lookup(ROOT_INO, b"mounted"))
         assert mounted is not None
         self.driver.call(lambda: self.volume.unlink(ROOT_INO, b"mounted"))
