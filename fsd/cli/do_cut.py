@@ -31,6 +31,13 @@ SOURCE_KEEP: Final = 3600.0  # a checkpoint that only the way into a thread need
 
 def create(context: Context, args: SimpleNamespace) -> Document:
     """Through a mount here: what it shows at one moment. Without one, or with --remote: by the server."""
+    if args.require_all and not args.remote:
+        raise UsageError(
+            "--require-all goes with --remote, where the server asks the mounts",
+            hint="add --remote; a mount here is always asked, or it fails",
+        )
+    if args.remote and args.mount is not None:
+        raise UsageError("--remote and --mount exclude each other", hint="give one of them")
     record = None if args.remote else _mount_of(context, args)
     ask = {"label": args.label, "expires_in_s": args.keep_for}
     ask = {name: value for name, value in ask.items() if value is not None}

@@ -125,7 +125,10 @@ def history(
         more = False
     following = Resume(last, was[1], was[0]) if more and last is not None else None
     moved = _moved_to(tx, fs, asked, found) if before is None and follow else None
-    return Found([_shown(tx, fs, version, names) for version in found], following, moved)
+    shown = [_shown(tx, fs, version, names) for version in found]
+    if before is None:
+        shown[0]["live"] = True
+    return Found(shown, following, moved)
 
 
 def _moved_to(tx: Tx, fs: FsRef, asked: Path, found: Sequence[Version]) -> Path | None:
@@ -231,7 +234,7 @@ def _shown(tx: Tx, fs: FsRef, version: Version, names: dict[int, _State]) -> dic
     return {
         "path": version.path,
         "node": version.node,
-        "live": version.newest not in names or version.states == 0,
+        "live": False,
         "newest": _state(tx, fs, version.newest, names),
         "oldest": _state(tx, fs, version.oldest, names),
         "states": version.states,

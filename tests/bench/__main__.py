@@ -138,16 +138,17 @@ def main() -> int:
             for peer in working:
                 results.memory(peer)
         for name in specials:
-            say(f"{name} (fsd alone)")
-            if time.monotonic() > until:
-                results.failed("fsd", name, TimeoutError("the run's time was over"))
-                continue
-            try:
-                for figure, value in special.SPECIAL[name](base / name, made, chosen.quick):
-                    results.put("fsd", figure, value)
-            except Exception as exc:  # noqa: BLE001 - a figure that fails is a row of the result
-                results.failed("fsd", name, exc)
-                say(f"{name}: {exc}")
+            for peer_name, figures in special.SPECIAL[name].items():
+                say(f"{name} ({peer_name} alone)")
+                if time.monotonic() > until:
+                    results.failed(peer_name, name, TimeoutError("the run's time was over"))
+                    continue
+                try:
+                    for figure, value in figures(base / name, made, chosen.quick):
+                        results.put(peer_name, figure, value)
+                except Exception as exc:  # noqa: BLE001 - a figure that fails is a row of the result
+                    results.failed(peer_name, name, exc)
+                    say(f"{name}: {exc}")
     finally:
         for peer in working:
             peer.stop()

@@ -19,7 +19,8 @@ from support.server import Server
 from bench import inputs, proc
 from bench.measure import Values, small, timed, tool
 from bench.peers import Failed, Fsd, run
-from bench.states import states
+from bench.states import states, states_postgresql
+from bench.targets import FSD, FSD_POSTGRESQL
 from bench.tree import make_files, mounted
 
 Special = Callable[[Path, inputs.Inputs, bool], Values]
@@ -190,10 +191,11 @@ def memory(base: Path, made: inputs.Inputs, quick: bool) -> Values:
         yield f"RSS growth, round 3 to {rounds} of {count:,} names, %", (max(sizes[2:]) / sizes[2] - 1) * 100
 
 
-SPECIAL: dict[str, Special] = {
-    "requests": requests,
-    "distance": distance,
-    "many": many,
-    "memory": memory,
-    "states": states,
+# What is measured of each group, by the peer it is shown as.
+SPECIAL: dict[str, dict[str, Special]] = {
+    "requests": {FSD: requests},
+    "distance": {FSD: distance},
+    "many": {FSD: many},
+    "memory": {FSD: memory},
+    "states": {FSD: states, FSD_POSTGRESQL: states_postgresql},
 }

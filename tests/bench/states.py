@@ -1,7 +1,8 @@
 """Figures of fsd alone: what checkpoints, forks and merges cost, in the server's time and on its disk.
 
 Small and large trees are compared, since none of it may depend on what there is, only on what changed. All of
-it goes through a mount and over HTTP; `server_ms` is what the server's answers say.
+it goes through a mount and over HTTP; `server_ms` is what the server's answers say. The same on SQLite and on
+PostgreSQL (a cluster of the run's own), each as a peer of the other.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import shutil
 import sqlite3
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
+from support.postgres import PostgresServer
 from support.sandbox import Sandbox
-from support.server import TestFs
+from support.server import Server, TestFs
 
 from bench import inputs, proc
 from bench.measure import Values, timed
@@ -29,20 +34,42 @@ CHECKPOINTS, CHANGES, KEPT = 200, 100, 10  # of the growth
 # last 65,536 operations of a session.
 APART = ("pack", "change", "applied")
 WAIT = 600.0
+Used = Callable[[], dict[str, float]]  # bytes in the database: of the tables `APART`, and of the rest, `rows`
 
 
 def states(base: Path, made: inputs.Inputs, quick: bool) -> Values:
     """Times on a small and on a large tree, the growth of the large one, and a merge of all its files."""
     for count in (SMALL, 5000 if quick else LARGE):
         with mounted(base / str(count)) as peer:
-            peer.root.joinpath("first").write_bytes(b"first")
-            make_files(peer.root, count)
-            peer.settle()
-            if count != SMALL:  # before anything was deleted in it: pages half empty would take new rows
-                yield from growth(peer, 20 if quick else CHECKPOINTS)
-            yield from named(times(peer), f"{count:,} files")
-            if count != SMALL:
-                yield from named(merge(base / "fork", peer, count), f"{count:,} changes")
+            yield from of_tree(base, peer, count, partial(used_sqlite, peer.server.data_dir), quick)
+
+
+def states_postgresql(base: Path, made: inputs.Inputs, quick: bool) -> Values:
+    """The same figures, on a server that keeps its facts in PostgreSQL."""
+    cluster = PostgresServer()
+    try:
+        cluster.start()
+        for count in (SMALL, 5000 if quick else LARGE):
+            url = cluster.fresh()
+            server = Server(base / f"server{count}", "--database", url)
+            try:
+                with mounted(base / f"p{count}", server=server.start()) as peer:
+                    yield from of_tree(base, peer, count, partial(used_postgresql, url), quick)
+            finally:
+                server.end()
+    finally:
+        cluster.remove()
+
+
+def of_tree(base: Path, peer: Fsd, count: int, used: Used, quick: bool) -> Values:
+    peer.root.joinpath("first").write_bytes(b"first")
+    make_files(peer.root, count)
+    peer.settle()
+    if count != SMALL:  # before anything was deleted in it: pages half empty would take new rows
+        yield from growth(peer, 20 if quick else CHECKPOINTS, used)
+    yield from named(times(peer), f"{count:,} files")
+    if count != SMALL:
+        yield from named(merge(base / "fork", peer, count), f"{count:,} changes")
 
 
 def named(values: Values, of: str) -> Values:
@@ -114,15 +141,15 @@ def first_byte(peer: Fsd, checkpoint: str) -> float:
 # -- room ----------------------------------------------------------------------------------------------
 
 
-def growth(peer: Fsd, checkpoints: int) -> Values:
+def growth(peer: Fsd, checkpoints: int, used: Used) -> Values:
     """What checkpoints with changes between them add to the database, and what thinning them gives back."""
     fs = peer.box().fs
-    began = used(peer)
+    began = used()
     for turn in range(checkpoints):
         change(peer, TURNS + turn, CHANGES)
         peer.settle()
         ask(fs, "POST", "/checkpoints", {})
-    grown = used(peer)
+    grown = used()
     added = grown["rows"] - began["rows"]
     yield "bytes a change of 200 checkpoints", added / (checkpoints * CHANGES)
     apart = grown["apart"] - began["apart"]
@@ -136,19 +163,41 @@ def growth(peer: Fsd, checkpoints: int) -> Values:
         spent += time.perf_counter() - start
     yield f"prune --keep {KEPT} of {CHECKPOINTS}, s", spent
     sweep(peer)
-    left = used(peer)["rows"] - began["rows"]
+    left = used()["rows"] - began["rows"]
     yield "given back by prune, % of the growth", (1 - left / added) * 100
 
 
-def used(peer: Fsd) -> dict[str, float]:
-    """Bytes of the database's pages in use: of the tables `APART`, and of the rest, `rows`."""
-    database = sqlite3.connect(f"file:{peer.server.data_dir}/fsd.db?mode=ro", uri=True)
-    try:
+def used_sqlite(data_dir: Path) -> dict[str, float]:
+    """Of the database's pages in use."""
+    with closing(sqlite3.connect(f"file:{data_dir}/fsd.db?mode=ro", uri=True)) as database:
         pages = dict(database.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name"))
-    finally:
-        database.close()
-    apart = sum(size for name, size in pages.items() if name in APART)
-    return {"apart": apart, "rows": sum(pages.values()) - apart}
+    return apart_and_rows(pages)
+
+
+def used_postgresql(url: str) -> dict[str, float]:
+    """Of tables with their indexes and what is stored beside them, after VACUUM, without their free room (in
+    indexes whole pages alone)."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS pg_freespacemap SCHEMA public")
+        connection.execute("VACUUM")
+        # The extension's own function calls another one by its mere name.
+        connection.execute("SELECT set_config('search_path', current_schema() || ', public', false)")
+        found = connection.execute(
+            "SELECT coalesce(o.relname, t.relname, c.relname), sum(pg_relation_size(c.oid) - "
+            "(SELECT coalesce(sum(avail), 0) FROM public.pg_freespace(c.oid::regclass))) "
+            "FROM pg_class c LEFT JOIN pg_index i ON i.indexrelid=c.oid "
+            "LEFT JOIN pg_class t ON t.oid=i.indrelid "
+            "LEFT JOIN pg_class o ON o.reltoastrelid=coalesce(t.oid, c.oid) "
+            "WHERE c.relkind IN ('r', 'i', 't') AND (c.relnamespace=current_schema()::regnamespace "
+            "OR coalesce(t.oid, c.oid) IN (SELECT reltoastrelid FROM pg_class "
+            "WHERE relnamespace=current_schema()::regnamespace)) GROUP BY 1"
+        ).fetchall()
+    return apart_and_rows({str(name): float(size) for name, size in found})
+
+
+def apart_and_rows(sizes: dict[str, float]) -> dict[str, float]:
+    apart = sum(size for name, size in sizes.items() if name in APART)
+    return {"apart": apart, "rows": sum(sizes.values()) - apart}
 
 
 def sweep(peer: Fsd) -> None:

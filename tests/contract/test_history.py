@@ -75,6 +75,9 @@ def test_a_renamed_file_has_its_history(bench: Bench) -> None:
     wanted = [("final/b", 3), ("draft/b", 2), ("draft/a", 2), ("draft/a", 1)]
     found = ask(bench, "final/b")
     assert told(found.versions) == wanted
+    assert [one["live"] for one in found.versions] == [True, False, False, False]
+    keep(bench)  # of what is there now: it is that checkpoint's version and the live one
+    assert [one["live"] for one in ask(bench, "final/b").versions] == [True, False, False, False]
     assert found.versions[-1]["newest"]["checkpoint_id"] == first
     assert found.following is None and found.moved_to is None
     # The same page by page: where it goes on, it goes on under the name it had there.

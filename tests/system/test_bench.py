@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def bench(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROOT / "scripts/bench", *argv], capture_output=True, text=True, timeout=800, check=False
+        [ROOT / "scripts/bench", *argv], capture_output=True, text=True, timeout=1700, check=False
     )
 
 
@@ -26,6 +26,17 @@ def test_one_round_beside_the_disk(tmp_path: Path) -> None:
     assert "git clone, s" in done.stdout
     assert "requests of a small fsync" in done.stdout
     assert not list(tmp_path.iterdir()), "the bench left something behind"
+
+
+@pytest.mark.long
+@pytest.mark.kernel
+@pytest.mark.timeout(1800)
+def test_states_on_both_engines(tmp_path: Path) -> None:
+    done = bench("--quick", "--groups", "states", "--work", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "FAILED" not in done.stdout
+    assert "fsd, PostgreSQL" in done.stdout
+    assert "of fsd, PostgreSQL: at most 1024" in done.stdout
 
 
 @pytest.mark.long

@@ -124,6 +124,15 @@ def test_both_kinds_come_back_into_a_local_directory(box: Sandbox, tmp_path: Pat
         box.fsd("checkpoint", "restore", ident, "--to", str(back), "--force")
 
 
+def test_what_only_the_server_can_ask_for_is_said_with_remote(box: Sandbox) -> None:
+    """Not taken in silence: who gives --require-all counts on every mount being in it."""
+    for wrong in (("--require-all",), ("--remote", "--mount", "/mnt")):
+        refused = box.fsd("checkpoint", "create", *wrong, check=False)
+        assert refused.returncode == 2
+        assert "--remote" in refused.stderr
+    assert box.json("checkpoint", "list")["checkpoints"] == []
+
+
 @pytest.mark.kernel
 def test_create_goes_through_the_mount_that_is_here(box: Sandbox, tmp_path: Path) -> None:
     by_server = box.json("checkpoint", "create", "--label", "empty")
