@@ -16,7 +16,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 BOB, TEAM, STRANGER = 23001, 23002, 23003
 USER = 65534  # nobody: fusermount3 wants a user with a name

@@ -17,7 +17,7 @@ from support.fileops import Op
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 ALICE, BOB = (1, 2) if os.geteuid() == 0 else (0, 0)
 
 

@@ -11,7 +11,7 @@ from support.fsx import MODES, PLAIN, Fsx, Mode
 from support.sandbox import Sandbox
 from support.server import Server
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 
 class Places:

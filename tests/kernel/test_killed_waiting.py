@@ -177,7 +177,7 @@ def test_names_are_forgotten_in_a_directory_somebody_looks_into(server: Server, 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_pages_are_dropped_of_a_file_somebody_reads(server: Server, tmp_path: Path) -> None:
     """The same with the lock of a page: a reader waits for one while a direct write drops all."""
     fs = server.create()

@@ -14,7 +14,7 @@ import pytest
 from support.sandbox import Sandbox
 from support.server import Server
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _HEAD = struct.Struct("=QqHB")  # d_ino, d_off, d_reclen, d_type

@@ -20,7 +20,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 PYTHON_LIB = Path(os.__file__).parent
 

@@ -14,7 +14,7 @@ from support.wait import wait_for
 
 from fsd.model.limits import MIB
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 
 @pytest.fixture

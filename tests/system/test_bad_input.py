@@ -159,7 +159,7 @@ def _all_there(place: Path, written: dict[str, bytes]) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_a_full_buffer_is_told_in_time(shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path) -> None:
     options = ("--io-timeout", "2s", "--buffer-size", "8MiB")
     box = Sandbox(tmp_path, shared_fs, *options, endpoint=proxy.url)
@@ -190,7 +190,7 @@ def _small_disk(place: Path) -> Iterator[Path]:
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("filled", [False, True], ids=["nearly", "to the last byte"])
 def test_a_disk_filled_by_others_under_the_state_directory(
     shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path, filled: bool
@@ -250,7 +250,7 @@ def _logs(box: Sandbox) -> tuple[Path, list[Path]]:
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("at", [0, 60, 1500], ids=["first header", "first payload", "data"])
 def test_a_log_damaged_in_the_middle_is_told_and_kept(
     shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path, at: int
@@ -287,7 +287,7 @@ def test_a_log_damaged_in_the_middle_is_told_and_kept(
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_torn_tail_is_no_damage(shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path) -> None:
     """A process that is killed in a write leaves whole pages of the record, in order, and no more."""
     box = Sandbox(tmp_path, shared_fs, endpoint=proxy.url)
@@ -317,7 +317,7 @@ def test_a_torn_tail_is_no_damage(shared_fs: TestFs, proxy: FaultProxy, tmp_path
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("what", ["log", "lock", "refused"])
 def test_a_directory_or_file_in_the_way_is_named(shared_fs: TestFs, tmp_path: Path, what: str) -> None:
     box = Sandbox(tmp_path, shared_fs)
@@ -353,7 +353,7 @@ def test_a_state_directory_that_cannot_be(shared_fs: TestFs, tmp_path: Path, sta
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_mount_point_of_any_bytes(shared_fs: TestFs, tmp_path: Path) -> None:
     base = os.fsencode(tmp_path)
     state = base + b"/state"
@@ -434,7 +434,7 @@ def test_a_database_that_went_away_is_not_begun_anew(server: Server, tmp_path: P
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_requests_damaged_on_the_way_are_sent_again(
     shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path
 ) -> None:
@@ -462,7 +462,7 @@ def test_requests_damaged_on_the_way_are_sent_again(
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_a_subtree_of_any_bytes(shared_fs: TestFs, tmp_path: Path) -> None:
     point = tmp_path / "m"
     point.mkdir()
@@ -479,7 +479,7 @@ def test_a_subtree_of_any_bytes(shared_fs: TestFs, tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_the_state_of_another_filesystem_is_refused_and_stays(
     shared_server: Server, shared_fs: TestFs, proxy: FaultProxy, tmp_path: Path
 ) -> None:

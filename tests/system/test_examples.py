@@ -114,7 +114,7 @@ def world(shared_server: Server, tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("row", [r for r in EXAMPLES if _name(r) not in (*ENDLESS, "audit")], ids=_name)
 def test_the_example_works(world: World, row: Command) -> None:
     name = _name(row)

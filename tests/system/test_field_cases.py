@@ -37,7 +37,7 @@ from support.sandbox import Sandbox, alive
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 MIB = 1 << 20
 NOTHING = {"operations": 0, "files": 0, "bytes": 0}

@@ -22,7 +22,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

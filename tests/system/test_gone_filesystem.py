@@ -48,8 +48,11 @@ def test_it_is_told_at_once_and_what_was_not_sent_is_kept_until_it_is_taken_out(
     denied = json.loads(box.fsd("drain", str(box.mountpoint), "--output", "json", check=False).stdout)
     assert denied["pending"]["files"] and "token is unknown" in denied["reason"]
     began = time.monotonic()
+    box.status()
+    asked = time.monotonic()
     ended = box.fsd("unmount", str(box.mountpoint), "--output", "json", check=False)
-    assert time.monotonic() - began < RETRY_DENIED * 0.8  # no retry of a denied commit was waited for
+    # No retry of a denied commit was waited for. How slow the machine is a command of the same kind tells.
+    assert time.monotonic() - asked < RETRY_DENIED * 0.8 + 5 * (asked - began)
     assert ended.returncode == 6 and not os.path.ismount(box.mountpoint)
     assert json.loads(ended.stdout)["pending"]["files"] == 2
     told = recover(box)

@@ -16,7 +16,7 @@ import pytest
 from support.sandbox import Sandbox
 from support.server import Server
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 

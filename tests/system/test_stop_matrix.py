@@ -18,7 +18,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 WAYS = ("own_command", "umount", "fusermount3", "sigterm", "sigint_twice", "sigkill", "server_gone")
 STATES = ("fsynced", "closed", "open_and_written", "renamed_over", "deleted")

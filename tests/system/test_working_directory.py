@@ -15,7 +15,7 @@ from support.wait import wait_for
 
 from fsd.model.limits import ABSENT_MAX
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 
 def where(worker: subprocess.Popen[bytes]) -> str:
