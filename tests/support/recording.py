@@ -124,6 +124,14 @@ class Recording:
             _settle.wait(0.05)
         return count
 
+    def so_far(self) -> int:
+        """How many calls have returned by now, what is still on its way to us included."""
+        if self._process.poll() is not None:
+            return len(self.acked)
+        count = self.pause()
+        self._process.send_signal(signal.SIGCONT)
+        return count
+
     def wait_acked(self, count: int, timeout: float = 60) -> None:
         """Until `count` calls returned; AssertionError with the failed call if one did not."""
         wait_for(
