@@ -28,7 +28,7 @@ from urllib.parse import quote
 from fsd.client.identity import Identity
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
-from fsd.model.errors import FsdError, NotFound, PosixError, Unavailable, UsageError, from_body
+from fsd.model.errors import FsdError, PosixError, Unavailable, UsageError, from_body
 from fsd.model.limits import (
     CALL_PATIENCE,
     CALL_TIMEOUT,
@@ -345,10 +345,10 @@ class Http:
             error = from_body(body, reply.status)
             raise error
         hint = "something between may have answered; check the endpoint, and that `fsd serve` runs there"
-        message = f"{self._where()} answered {reply.status} with {kind}, which is no fsd answer"
-        if reply.status == 404:
-            raise NotFound(message, hint=hint)
-        raise Unavailable(message, hint=hint)
+        # A 404 too: what a gateway says while no server is behind it must not pass for "no such file".
+        raise Unavailable(
+            f"{self._where()} answered {reply.status} with {kind}, which is no fsd answer", hint=hint
+        )
 
     # -- the wire ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from fsd.client.files import Files
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
 from fsd.host.seam import Host
-from fsd.model.errors import NotFound, PosixError, Unavailable
+from fsd.model.errors import PosixError, Unavailable
 from fsd.model.token import make
 
 GOOD = b'{"kind": "directory", "is_dir": true}'
@@ -159,11 +159,13 @@ def test_an_error_while_a_large_body_is_being_sent_is_heard() -> None:
 
 
 def test_an_endpoint_that_is_no_fsd_server() -> None:
+    """Nor is a gateway's 404 an answer about a file, which a copy of a tree would leave out, say."""
+
     def behave(peer: Peer) -> None:
         while peer.request() is not None:
             peer.answer(HTML, "404 Not Found", "text/html")
 
-    with serving(behave) as url, pytest.raises(NotFound, match="no fsd answer"):
+    with serving(behave) as url, pytest.raises(Unavailable, match="404 with text/html, which is no"):
         Files(client(url)).stat(b"/")
 
 
