@@ -98,7 +98,10 @@ def test_case_24_many_writers_and_a_listing_meet_no_error(trusted: Server, here:
     for thread in writers:
         thread.start()
     stop.wait(4)
-    stop.set()
+    try:
+        wait_for(lambda: sum(made) > 100 or errors, 60, "writers to write")
+    finally:
+        stop.set()
     for thread in [*writers, reader]:
         thread.join(60)
         assert not thread.is_alive()
@@ -453,7 +456,7 @@ def test_case_35_shared_mappings_and_sqlite_wal_from_two_processes(
         check = 'sqlite3 "$1/db" "select count(*) from t; pragma integrity_check; pragma journal_mode"'
         assert shell(check, here).split() == ["30", "ok", "wal"]
     finally:
-        held.communicate("", timeout=20)
+        held.communicate("", timeout=60)
     two[0].drain()
     other = there(two, here)
     wait_for(lambda: (other / "db").exists(), 30, "the database on the other mount")

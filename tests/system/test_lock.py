@@ -59,8 +59,8 @@ def test_one_at_a_time_and_who_waits_is_told_by_whom(shared_fs: TestFs, tmp_path
     assert waiting.stderr is not None
     assert "holds the lock /db since" in waiting.stderr.readline()
     gate.write_text("go\n")
-    assert first.communicate(timeout=20)[0] == "done\n"
-    out, _ = waiting.communicate(timeout=20)
+    assert first.communicate(timeout=60)[0] == "done\n"
+    out, _ = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (0, "second\n")
     assert not held(shared_fs)
 
@@ -83,7 +83,7 @@ def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs
     shell = int(children.read_text().split()[0])
     wait_for(Path(f"/proc/{shell}/task/{shell}/children").read_text, 30, "the shell's child")
     running.send_signal(number)
-    out, err = running.communicate(timeout=20)
+    out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (3, "got\n"), err
     assert not held(shared_fs)
 
@@ -95,7 +95,7 @@ def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:
     assert waiting.stderr is not None
     waiting.stderr.readline()
     waiting.terminate()
-    out, _ = waiting.communicate(timeout=20)
+    out, _ = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (128 + signal.SIGTERM, "")
     first.terminate()
     assert first.wait(50) == 128 + signal.SIGTERM
@@ -134,7 +134,7 @@ def test_lost_it_ends_the_command_and_says_so(server: Server, tmp_path: Path) ->
         proxy.refuse()
         other = process("lock", "/db", "--timeout", "20s", "--", "true", env=fs.env)
         assert other.code == 0, other.err
-        out, err = holder.communicate(timeout=30)
+        out, err = holder.communicate(timeout=60)
     assert holder.returncode == 1
     assert out == "ended\n"
     assert "the lock /db was lost and the command ended" in err
