@@ -68,6 +68,7 @@ class Handle:
     error: FsdError | None = None
     listing: list[tuple[bytes, int]] = field(default_factory=list)
     next_read: int = 0
+    waits: Want | None = None  # what the last read that had to wait waited for
     takes: int = 0
     drops: int = -1  # `Inode.paged` when the kernel was told to drop its pages, until it has; -1: it has
     stream: Stream | None = None  # of a directory that is read page by page

@@ -23,6 +23,7 @@ from fsd.vfs.records import TIME
 from fsd.vfs.types import Park, Want
 
 SYNC_FLAGS: Final = os.O_SYNC | os.O_DSYNC
+IN_VAIN: Final = 1.0  # seconds after a read's time-out in which another on its handle does not wait again
 SET_IDS: Final = stat.S_ISUID | stat.S_ISGID
 
 
@@ -136,6 +137,23 @@ class FileCalls(NameCalls):
     # reading -----------------------------------------------------------------------------------------
     def read(self, fh: int, offset: int, size: int) -> bytes:
         handle = self.handle(fh)
+        try:
+            return self.read_handle(handle, offset, size)
+        except Park as park:
+            self.not_again_in_vain(handle)
+            handle.waits = park.want
+            raise
+
+    def not_again_in_vain(self, handle: Handle) -> None:
+        """The kernel asks for more than its caller did, and when that has ended for lack of an answer for the
+        caller's part alone: who has waited the I/O time-out once does not wait another."""
+        before, now = handle.waits, self.core.now()
+        if before is None or before.error is None or before.deadline is None:
+            return
+        if before.deadline <= now < before.deadline + IN_VAIN:
+            raise before.error
+
+    def read_handle(self, handle: Handle, offset: int, size: int) -> bytes:
         if handle.drops >= 0:
             self.dropped(handle)
         node = handle.node

@@ -217,6 +217,37 @@ def test_what_is_not_known_waits_and_is_told(pair: Pair) -> None:
     assert deaf.call(lambda v: v.lookup(root, b"far")) is not None
 
 
+@pytest.mark.parametrize("size", [5000, 3 * BLOCK])  # bytes alone, and a block list before them
+def test_who_waited_in_vain_for_bytes_does_not_wait_again_at_once(pair: Pair, size: int) -> None:
+    """The kernel's read-ahead ends with an error, and it asks again for the page its caller wants."""
+    deaf, other = pair
+    root, data = deaf.volume.root_ino, random.Random(2).randbytes(size)
+    other.put(root, b"far", data, sync=True)
+    fh = deaf.call(lambda v: v.open(v.lookup(root, b"far").ino, os.O_RDONLY))  # type: ignore[union-attr]
+    deaf.volume.core.options = replace(deaf.options, io_timeout=10.0)
+    deaf.net.cut = 1 << 30
+
+    def waited() -> float:
+        began = deaf.clock.seconds
+        with pytest.raises(Park) as parked:
+            deaf.volume.read(fh, 0, 4096)
+        while not parked.value.want.finished:
+            deaf.run_some(3)
+            later(deaf, 0.1)
+        with pytest.raises(Unavailable):
+            deaf.volume.done(parked.value.want)
+        return deaf.clock.seconds - began
+
+    assert 10 <= waited() < 11
+    with pytest.raises(Unavailable):
+        deaf.volume.read(fh, 0, 4096)
+    later(deaf, 1.1)
+    assert 10 <= waited() < 11, "a later read waits as long as any"
+    deaf.net.cut = 0
+    later(deaf)
+    assert deaf.call(lambda v: v.read(fh, 0, 4096)) == data[:4096]
+
+
 def test_an_error_of_the_file_system_is_no_time_out(pair: Pair) -> None:
     deaf, _ = pair
     with pytest.raises(PosixError) as told:
