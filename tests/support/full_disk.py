@@ -43,7 +43,7 @@ def fill(path: Path) -> None:
 
 def main() -> None:
     disk = Path(sys.argv[1])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], check=True, timeout=50)
     data, filler = disk / "data", disk / "filler"
     at = open_packs(data, Host())
     for number in range(4):

@@ -48,7 +48,7 @@ def opened(fs: TestFs, state: Path) -> tuple[Volume, Driver]:
 
 def main() -> None:
     disk = Path(sys.argv[1])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True, timeout=50)
     server = Server(disk.with_name(f"{disk.name}-out"))  # its output is not on the full disk
     server.data_dir = disk / "data"
     try:

@@ -40,7 +40,7 @@ def take_inodes(disk: Path) -> list[Path]:
 def main() -> None:
     disk, server = Path(sys.argv[1]), Path(sys.argv[2])
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200m,nr_inodes=40", "tmpfs", disk], check=True, timeout=10
+        ["mount", "-t", "tmpfs", "-o", "size=200m,nr_inodes=40", "tmpfs", disk], check=True, timeout=50
     )
     client = Client(disk / "mount", Bench(server), Clock(), random.Random(1))
     client.net.faulty = False

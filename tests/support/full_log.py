@@ -42,7 +42,7 @@ def fill(client: Client, name: bytes, most: int) -> tuple[int, bytes, Park | Non
 
 def main() -> None:
     disk, server = Path(sys.argv[1]), Path(sys.argv[2])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True, timeout=50)
     client = Client(disk / "mount", Bench(server), Clock(), random.Random(1))
     client.net.faulty = False
     # The bound is far above the disk: the disk is what ends it.

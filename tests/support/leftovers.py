@@ -38,9 +38,9 @@ def clear_mounts(under: Path) -> list[str]:
     """Detach every fsd mount below `under`; returns what was there."""
     found = fsd_mounts(under)
     for path in found:
-        subprocess.run(["fusermount3", "-uz", path], check=False, timeout=20)
+        subprocess.run(["fusermount3", "-uz", path], check=False, timeout=50)
         if path in fsd_mounts(under) and os.geteuid() == 0:
-            subprocess.run(["umount", "-il", path], check=False, timeout=20)
+            subprocess.run(["umount", "-il", path], check=False, timeout=50)
     return found
 
 

@@ -125,7 +125,7 @@ class Sandbox:
     def detach(self) -> None:
         """Take away what a killed daemon left in the kernel."""
         for path in fsd_mounts(self.base):
-            subprocess.run(["fusermount3", "-uz", path], check=False, timeout=20, capture_output=True)
+            subprocess.run(["fusermount3", "-uz", path], check=False, timeout=50, capture_output=True)
 
     def lose(self) -> None:
         """The sandbox is gone: processes, mount, and everything it had on disk."""

@@ -182,11 +182,11 @@ def test_a_full_buffer_is_told_in_time(shared_fs: TestFs, proxy: FaultProxy, tmp
 @contextmanager
 def _small_disk(place: Path) -> Iterator[Path]:
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", place], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", place], check=True, timeout=50)
     try:
         yield place
     finally:
-        subprocess.run(["umount", "-l", place], check=True, timeout=10)
+        subprocess.run(["umount", "-l", place], check=True, timeout=50)
 
 
 @pytest.mark.kernel
@@ -391,7 +391,7 @@ def test_find_by_time(shared_fs: TestFs) -> None:
 
 def _serve(*options: str, cwd: Path) -> Outcome:
     """`fsd serve` that must refuse to start."""
-    return process("serve", *options, "--listen", "127.0.0.1:0", cwd=cwd, timeout=20)
+    return process("serve", *options, "--listen", "127.0.0.1:0", cwd=cwd, timeout=50)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_token_revoked_while_its_body_arrives_makes_and_deletes_no_fork(shared
     base = f"/v1/file-systems/{shared_fs.id}"
     for method, path in (("POST", "/forks"), ("DELETE", f"/forks/{child.id}")):
         token = server.admin("POST", f"{base}/tokens", {}).json
-        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=50)
         client.putrequest(method, base + path)
         client.putheader("Authorization", f"Bearer {token['fs_token']}")
         client.putheader("Content-Length", "2")

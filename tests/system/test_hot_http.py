@@ -189,7 +189,7 @@ def test_a_token_revoked_while_it_polls_gets_no_answer(shared_fs: TestFs, subjec
 def test_large_bodies_of_nobody_are_refused_unread(shared_fs: TestFs) -> None:
     """Only the head is sent: an answer shows that nobody waits for the rest."""
     for route in ("/actions", "/commits", "/packs", "/ns", "/journals"):
-        client = http.client.HTTPConnection("127.0.0.1", shared_fs.server.port, timeout=20)
+        client = http.client.HTTPConnection("127.0.0.1", shared_fs.server.port, timeout=50)
         client.putrequest("POST", f"/v1/file-systems/{shared_fs.id}{route}")
         client.putheader("Authorization", f"Bearer {shared_fs.token[:-3]}AAA")
         client.putheader("Content-Length", "1000000")

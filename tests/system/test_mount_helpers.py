@@ -62,7 +62,7 @@ def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
     assert box.mountpoint.is_mount()
     (box.mountpoint / "sub").mkdir()
     (box.mountpoint / "sub" / "file").write_bytes(b"x")
-    subprocess.run(["setfacl", "-m", "u:23001:r", box.mountpoint / "sub" / "file"], check=True, timeout=20)
+    subprocess.run(["setfacl", "-m", "u:23001:r", box.mountpoint / "sub" / "file"], check=True, timeout=50)
     with open(box.mountpoint / "sub" / "file", "rb"):
         busy = call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), place)
         assert busy.returncode == 7
@@ -137,7 +137,7 @@ def test_the_helper_of_a_removed_checkout_says_so(name: str, tmp_path: Path) -> 
     helper = tmp_path / name
     helper.write_text(made.replace(checkout, str(tmp_path / "removed")))
     done = subprocess.run(
-        ["sh", str(helper), str(tmp_path)], capture_output=True, text=True, timeout=20, check=False
+        ["sh", str(helper), str(tmp_path)], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode != 0
     assert f"the fsd in {tmp_path}/removed is gone; run scripts/setup" in done.stderr

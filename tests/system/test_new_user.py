@@ -202,9 +202,9 @@ def test_a_subtree_that_is_not_there_yet(shared_fs: TestFs, tmp_path: Path) -> N
 
 def test_install_ti_tells_its_usage() -> None:
     script = README.parent / "scripts" / "install-ti"
-    told = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=10, check=True)
+    told = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=50, check=True)
     assert "install-ti [--force] [DIR]" in told.stdout
-    wrong = subprocess.run([script, "--bogus"], capture_output=True, text=True, timeout=10, check=False)
+    wrong = subprocess.run([script, "--bogus"], capture_output=True, text=True, timeout=50, check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "install-ti [--force] [DIR]" in wrong.stderr
 

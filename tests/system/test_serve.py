@@ -121,7 +121,7 @@ def test_a_stop_ends_long_polls_at_once_and_finishes_what_runs(server: Server, n
         poll.start()
     wait_for(lambda: "fsd_long_polls_waiting 2" in server.ask("GET", "/metrics").body.decode(), 30, "polls")
     # A request in flight: its body is half sent when the stop comes.
-    slow = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    slow = socket.create_connection(("127.0.0.1", server.port), timeout=50)
     body = b'{"entries":[{"type":"a"}]}'
     head = (
         f"POST /v1/file-systems/{fs.id}/journals/j/entries HTTP/1.1\r\nHost: x\r\n"
@@ -144,7 +144,7 @@ def test_a_stop_ends_long_polls_at_once_and_finishes_what_runs(server: Server, n
 
 def _refuses(server: Server) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", server.port), timeout=50).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -165,7 +165,7 @@ def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path) -> None:
     try:
         server.start()
         fs = server.create()
-        stuck = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        stuck = socket.create_connection(("127.0.0.1", server.port), timeout=50)
         stuck.sendall(
             f"POST /v1/file-systems/{fs.id}/journals HTTP/1.1\r\nHost: x\r\n"
             f"Authorization: Bearer {fs.token}\r\nContent-Length: 100\r\n\r\n".encode()
@@ -211,7 +211,7 @@ def test_tls(tmp_path: Path) -> None:
         server.start()
         trust = ssl.create_default_context(cafile=str(cert))
         url = f"https://127.0.0.1:{server.port}/readyz"
-        with urllib.request.urlopen(url, context=trust, timeout=10) as got:
+        with urllib.request.urlopen(url, context=trust, timeout=50) as got:
             assert json.load(got) == {"status": "ready"}
     finally:
         server.end()
@@ -289,7 +289,7 @@ def test_more_connections_than_the_usual_descriptors(server: Server) -> None:
     connections = []
     try:
         for _ in range(1500):
-            connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=50))
         assert server.ask("GET", "/readyz").status == 200
         assert server.create().ask("GET", "/journals").status == 200
     finally:

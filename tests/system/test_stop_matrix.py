@@ -107,10 +107,10 @@ class Cell:
 
     def by_system(self, *command: str) -> None:
         if self.fd is not None:
-            assert subprocess.run(command, capture_output=True, timeout=20, check=False).returncode != 0
+            assert subprocess.run(command, capture_output=True, timeout=50, check=False).returncode != 0
             assert self.listed()
             self.close_file()
-        subprocess.run(command, check=True, timeout=20)
+        subprocess.run(command, check=True, timeout=50)
         assert not self.listed()
         assert self.wait_exit() == 0
 

@@ -41,7 +41,7 @@ def test_commands_exist(unit: str) -> None:
     flags = [word for word in words if word.startswith("--")]
     assert flags
     shown = subprocess.run(
-        [*command(), words[0], "--help"], capture_output=True, text=True, check=True, timeout=20
+        [*command(), words[0], "--help"], capture_output=True, text=True, check=True, timeout=50
     ).stdout
     for flag in flags:
         assert flag in shown
