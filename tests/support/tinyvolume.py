@@ -248,6 +248,12 @@ class TinyVolume:
                 want.end()
             self.held.clear()
 
+    def kernel_holds(self) -> list[Invalidation]:
+        return []
+
+    def still_absent(self, told: list[Invalidation]) -> list[Invalidation]:
+        return told
+
     def take_invalidations(self) -> list[Invalidation]:
         found, self.invalidations = self.invalidations, []
         return found
