@@ -49,7 +49,7 @@ def test_a_daemon_that_was_stopped_goes_on_without_a_word(tiny: Tiny) -> None:
         assert not (tiny.place / "absent").exists()
         threading.Event().wait(0.05)
     assert tiny.record().pid == record.pid
-    wait_for(lambda: "silent for" in Path(record.log).read_text(), what="the silence of the feed to be noticed")
+    wait_for(lambda: "silent for" in Path(record.log).read_text(), what="the feed to be missed")
     text = Path(record.log).read_text()
     assert "most recent call first" not in text
     assert "has not turned" not in text
