@@ -105,6 +105,12 @@ def safe_mode(acl: Acl) -> int:
     return mode_of(acl) if is_mode(acl) else mode_of(acl) & 0o700
 
 
+def _classes(acl: Acl, mode: int) -> dict[int, int]:
+    """The permissions of the three classes of `mode`, by the tags of the entries that stand for them."""
+    group = MASK if any(entry.tag == MASK for entry in acl) else GROUP_OWNER
+    return {OWNER: mode >> 6 & 7, group: mode >> 3 & 7, OTHERS: mode & 7}
+
+
 def checked(stored: bytes) -> bytes | None:
     """`stored`, if it is an ACL."""
     try:
@@ -121,8 +127,7 @@ def shown(stored: bytes, mode: int) -> bytes | None:
         acl = decode(stored)
     except ValueError:
         return None
-    masked = any(entry.tag == MASK for entry in acl)
-    classes = {OWNER: mode >> 6 & 7, MASK if masked else GROUP_OWNER: mode >> 3 & 7, OTHERS: mode & 7}
+    classes = _classes(acl, mode)
     return encode(tuple(entry._replace(perm=classes.get(entry.tag, entry.perm)) for entry in acl))
 
 
@@ -133,8 +138,7 @@ def inherit(default: bytes, mode: int) -> Inherited | None:
         acl = decode(default)
     except ValueError:
         return None
-    masked = any(entry.tag == MASK for entry in acl)
-    asked = {OWNER: mode >> 6 & 7, MASK if masked else GROUP_OWNER: mode >> 3 & 7, OTHERS: mode & 7}
+    asked = _classes(acl, mode)
     made = tuple(entry._replace(perm=entry.perm & asked.get(entry.tag, 7)) for entry in acl)
     kept = mode & ~0o777
     access = None if is_mode(made) else encode(made)

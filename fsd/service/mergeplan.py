@@ -430,17 +430,8 @@ class Plan:
                 self._keep_attributes(slot, was, now, node)
 
     def _keep_attributes(self, slot: Slot, was: Attr, now: Attr, node: Node) -> None:
-        edit, clash = Edit(now), False
-        for name in ("mode", "uid", "gid"):
-            before, after, ours = getattr(was, name), getattr(now, name), getattr(node, name)
-            if ours not in (before, after):
-                clash |= after != before
-                edit.fields[name] = ours
-        mine, old, new = decode_xattrs(node.xattrs), was.xattrs or {}, now.xattrs or {}
-        for key in sorted(old.keys() | mine.keys()):
-            if mine.get(key) not in (old.get(key), new.get(key)):
-                clash |= new.get(key) != old.get(key)
-                edit.xattrs[key] = mine.get(key)
+        edit = Edit(now)
+        clash = _take(edit, was, node, now)
         if clash and self._clash(self.path(slot.key), ATTRIBUTES, slot.base, slot.old, now.ino) == THEIRS:
             return
         if edit.fields or edit.xattrs:
@@ -524,17 +515,7 @@ class Plan:
                 self.slots[there, key[1]] = Slot(0, number, key, 0)
 
     def _merge_attributes(self, edit: Edit, was: Attr, now: Attr, node: Node) -> None:
-        clash = False
-        for name in ("mode", "uid", "gid"):
-            before, after, ours = getattr(was, name), getattr(now, name), getattr(node, name)
-            if after not in (before, ours):
-                clash |= ours != before
-                edit.fields[name] = after
-        mine, old, new = decode_xattrs(node.xattrs), was.xattrs or {}, now.xattrs or {}
-        for key in sorted(old.keys() | new.keys()):
-            if new.get(key) not in (old.get(key), mine.get(key)):
-                clash |= mine.get(key) != old.get(key)
-                edit.xattrs[key] = new.get(key)
+        clash = _take(edit, was, now, node)
         if clash and self._clash(self._path_of(now.ino), ATTRIBUTES, now.ino, node.ino, now.ino) == OURS:
             edit.fields, edit.xattrs = {}, {}
         newer = edit.content or node.mtime == was.mtime or now.mtime > node.mtime
@@ -567,3 +548,24 @@ class Plan:
 
 def _attributes(attr: Attr) -> tuple[object, ...]:
     return attr.mode, attr.uid, attr.gid, attr.xattrs
+
+
+def _xattrs(of: Attr | Node) -> dict[bytes, bytes]:
+    return decode_xattrs(of.xattrs) if isinstance(of, Node) else of.xattrs or {}
+
+
+def _take(edit: Edit, was: Attr, one: Attr | Node, other: Attr | Node) -> bool:
+    """Have `edit` bring to `other` what `one` made of the attributes of `was`; whether `other` made something
+    else of one of them."""
+    clash = False
+    for name in ("mode", "uid", "gid"):
+        before, wanted, there = getattr(was, name), getattr(one, name), getattr(other, name)
+        if wanted not in (before, there):
+            clash |= there != before
+            edit.fields[name] = wanted
+    old, new, theirs = _xattrs(was), _xattrs(one), _xattrs(other)
+    for key in sorted(old.keys() | new.keys()):
+        if new.get(key) not in (old.get(key), theirs.get(key)):
+            clash |= theirs.get(key) != old.get(key)
+            edit.xattrs[key] = new.get(key)
+    return clash
