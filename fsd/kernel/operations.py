@@ -273,8 +273,9 @@ class FsdOperations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         where = self._ino(parent)
         if name == _UNNAMED:
-            raise FUSEError(errno.EOPNOTSUPP)
-        inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
+            inode, fh = self._volume.create_unnamed(where, mode, ctx.uid, ctx.gid, flags, ctx.umask)
+        else:
+            inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         self._opened(fh, flags, inode.ino, ctx)
         return FileInfo(fh=fh), self._entry(inode)
 

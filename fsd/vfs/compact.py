@@ -12,7 +12,7 @@ from fsd.model.errors import NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.core import Core
 from fsd.vfs.extents import Run
-from fsd.vfs.log import DROP, PUNCH, SHARE, SHIFT, WRITE, segment_of
+from fsd.vfs.log import PUNCH, SHARE, SHIFT, WRITE, segment_of
 from fsd.vfs.node import Inode
 from fsd.vfs.records import LENGTH, TIME, Shared, packb
 
@@ -49,7 +49,7 @@ def _move(core: Core, node: Inode, edge: int) -> None:
     """What the file has before `edge` of the log is written again at its end, behind a record that says that
     the file has no name."""
     content = node.file()
-    first = core.record(DROP, node.ino, 0, [])
+    first = core.record_nameless(node)
     for run in [run for run in content.extents if run.pos < edge]:
         if run.ref is not None:
             content.extents.put(run.start, run.end, log_ref(core, node, run, node.mtime), run.ref)

@@ -19,11 +19,11 @@ from fsd.model.limits import BLOCK, MIB
 from fsd.model.space import NOMINAL
 from fsd.vfs.blocklists import BlockLists
 from fsd.vfs.content import Flight
-from fsd.vfs.log import DROP, STATE, Log, SyncJob, segment_of
+from fsd.vfs.log import DROP, STATE, UNNAMED, Log, SyncJob, segment_of
 from fsd.vfs.node import Inode, Nodes
 from fsd.vfs.queue import CommitQueue
 from fsd.vfs.recent import Recent
-from fsd.vfs.records import FORMAT, State, packb
+from fsd.vfs.records import FORMAT, TIME, State, packb
 from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
 from fsd.vfs.wiremap import WireMap
 from fsd.wire.messages import NO_MARK, LeaseSeen
@@ -81,6 +81,7 @@ class Core:
         self.invalidations: list[Invalidation] = []
         self.unused: dict[int, None] = {}  # perhaps needed by nobody since their last operation was told
         self.orphans: dict[int, None] = {}  # no name left, still open
+        self.unnamed: set[int] = set()  # those of them that never had a name, and may get one
         self.sharing: dict[int, None] = {}  # perhaps files whose changes name blobs of others
         # Closed without a name, and the log does not say so yet (full disk): their oldest record.
         self.undropped: dict[int, int] = {}
@@ -195,6 +196,13 @@ class Core:
         except NoSpace:
             self.unsaid = True
             raise
+
+    def record_nameless(self, node: Inode) -> int:
+        """Say that the changes that follow are of a file without a name: without that a recovery would bring
+        it back. Raises `NoSpace`."""
+        if node.ino in self.unnamed:
+            return self.record(UNNAMED, node.ino, node.size, [TIME.pack(node.mtime, 0)])
+        return self.record(DROP, node.ino, 0, [])
 
     def record_state(self) -> None:
         self.record(STATE, 0, 0, [self.state()])

@@ -53,6 +53,13 @@ class FileCalls(NameCalls):
         node.paged = 1  # the kernel has nothing of it yet
         return node, self.opened(node, flags)
 
+    def create_unnamed(
+        self, parent: int, mode: int, uid: int, gid: int, flags: int, umask: int = 0
+    ) -> tuple[Inode, int]:
+        """The same without a name (O_TMPFILE)."""
+        node = self.make_unnamed(parent, mode, uid, gid, umask)
+        return node, self.opened(node, flags)
+
     def open(
         self,
         ino: int,
@@ -125,6 +132,7 @@ class FileCalls(NameCalls):
                 self.flusher.closed(content)
         if node.handles == 0 and node.ino in self.core.orphans:
             del self.core.orphans[node.ino]
+            self.core.unnamed.discard(node.ino)
             if content is not None:
                 content.window = False
                 if content.first is not None:

@@ -16,7 +16,7 @@ from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, FLUSH_FILES, 
 from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
-from fsd.vfs.log import BASE, CONTENT, DROP, RESERVED, segment_of
+from fsd.vfs.log import BASE, CONTENT, RESERVED, segment_of
 from fsd.vfs.node import Inode
 from fsd.vfs.queue import Queued
 from fsd.vfs.records import Base, Flown, Reserved, packb
@@ -72,8 +72,7 @@ class Flusher:
     def first_record(self, node: Inode, content: Content) -> int:
         """What a recovery has to know before a change of the file; its position."""
         if node.gone:
-            # The record that said so may be freed by now; without one a recovery would bring it back.
-            return self.core.record(DROP, node.ino, 0, [])
+            return self.core.record_nameless(node)  # the record that said so may be freed by now
         if node.born:
             told = self.core.told.get(node.ino)
             if told is not None and told[1] == content.cseq and self._here(told[0]):

@@ -53,6 +53,7 @@ DROP: Final = 10  # ino: its changes are not needed any more
 APART: Final = 11  # records.Apart: a file that turned out to be another goes on as one of its own
 PUNCH: Final = 12  # ino, offset; payload: 9 bytes time, 8 bytes length: from there on it is a hole
 SHARE: Final = 13  # ino; payload: 9 bytes time, then pieces of it that are stored blobs (records.shared)
+UNNAMED: Final = 14  # ino, offset = its size; payload: 9 bytes time: what follows waits for its first name
 
 
 class Record(NamedTuple):

@@ -23,12 +23,37 @@ from fsd.model.ops import (
     Rmdir,
     Unlink,
 )
-from fsd.vfs.attributes import RECORD_ROOM, AttributeCalls
+from fsd.vfs.attributes import RECORD_ROOM
 from fsd.vfs.listing import ListingCalls
 from fsd.vfs.node import Inode
+from fsd.vfs.unnamed import UnnamedCalls
 
 
-class NameCalls(AttributeCalls, ListingCalls):
+def _made(op: Create, writer: int) -> Attr:
+    """The attributes of a new inode."""
+    is_dir = stat.S_ISDIR(op.mode)
+    return Attr(
+        ino=op.ino,
+        mode=op.mode,
+        nlink=2 if is_dir else 1,
+        uid=op.uid,
+        gid=op.gid,
+        size=len(op.target or b""),
+        atime=op.time,
+        mtime=op.time,
+        ctime=op.time,
+        rdev=op.rdev,
+        target=op.target,
+        parent=op.parent if is_dir else 0,
+        parts=None,
+        xattrs=None,
+        cseq=0,
+        writer=writer,
+        born=0,
+    )
+
+
+class NameCalls(UnnamedCalls, ListingCalls):
     """See the module."""
 
     def lookup(self, parent: int, name: bytes, asker: object = None) -> Inode | None:
@@ -107,26 +132,7 @@ class NameCalls(AttributeCalls, ListingCalls):
         time, ino = core.stamp(), core.new_ino()
         op = Create(core.take_opno(), CREATE, parent, name, ino, mode, uid, gid, rdev, target, time)
         pos = self.committer.write(op)
-        attr = Attr(
-            ino=ino,
-            mode=mode,
-            nlink=2 if is_dir else 1,
-            uid=uid,
-            gid=gid,
-            size=len(target or b""),
-            atime=time,
-            mtime=time,
-            ctime=time,
-            rdev=rdev,
-            target=target,
-            parent=parent if is_dir else 0,
-            parts=None,
-            xattrs=None,
-            cseq=0,
-            writer=core.session,
-            born=0,
-        )
-        node = core.nodes.by_ino[ino] = Inode(attr, core.seq)
+        node = core.nodes.by_ino[ino] = Inode(_made(op, core.session), core.seq)
         node.complete = is_dir
         node.lookups = 1
         core.nodes.enter(directory, name, ino)
@@ -160,20 +166,24 @@ class NameCalls(AttributeCalls, ListingCalls):
         if node.is_dir:
             raise PosixError(errno.EPERM, "a directory has one name")
         self.current(node)
-        if node.gone:
+        unnamed = ino in core.unnamed
+        if node.gone and not unnamed:
             raise PosixError(errno.ENOENT, "the file was removed")
         if node.nlink >= LINK_MAX:
             raise PosixError(errno.EMLINK, "too many names")
         if self.child(directory, name) is not None:
             raise PosixError(errno.EEXIST, "the name exists")
-        self.room(RECORD_ROOM)
-        self.flusher.reserve(node)
-        time = core.stamp()
-        self.do(Link(core.take_opno(), LINK, ino, parent, name, time))
-        core.nodes.enter(directory, name, ino)
-        node.nlink += 1
-        self.changed(node, time)
-        self.touch_parent(directory, time)
+        if unnamed:
+            self.give_name(node, directory, name)
+        else:
+            self.room(RECORD_ROOM)
+            self.flusher.reserve(node)
+            time = core.stamp()
+            self.do(Link(core.take_opno(), LINK, ino, parent, name, time))
+            core.nodes.enter(directory, name, ino)
+            node.nlink += 1
+            self.changed(node, time)
+        self.touch_parent(directory, node.ctime)
         node.lookups += 1
         return node
 

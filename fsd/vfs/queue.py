@@ -16,7 +16,6 @@ from fsd.wire.frame import Blob
 
 # Block lists travel in the header; one of a big file may be large, so few of them go together.
 HEADER_BLOCKS_MAX = 100_000
-OPNO_MAX = 1 << 63
 
 
 # Inodes and names. Plain tuples: each operation is asked some ten times on its way.
@@ -47,7 +46,8 @@ def redirected(op: Op, old: int, new: int) -> Op:
 @dataclass(slots=True, eq=False)
 class Queued:
     """One operation on its way. `op` in local numbers; None while its number is only reserved for the
-    content of `flight`. `pos` is the oldest log position it needs, `at` when it was queued (monotonic)."""
+    content of `flight`. `pos` is the oldest log position it needs, `at` when it was queued (monotonic).
+    `with_next`: it is a new file's making and goes only with what follows, the file's content."""
 
     opno: int
     op: Op | None
@@ -56,6 +56,7 @@ class Queued:
     flight: Flight | None = None
     blobs: list[Blob] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
+    with_next: bool = False
 
 
 class CommitQueue:
@@ -150,7 +151,12 @@ class CommitQueue:
         return max(self.sent[-1].opno if self.sent else 0, self.held or 0)
 
     def waits(self, queued: Queued) -> bool:
-        """Whether an operation is behind the cut of a checkpoint that is not made yet."""
+        """Whether an operation is behind the cut of a checkpoint that is not made yet, or goes with another
+        that is not made."""
+        if queued.with_next:
+            content = self._ops.get(queued.opno + 1)
+            if content is not None and content.op is None:
+                return True
         return self.held is not None and queued.opno > self.held
 
     def after(self, batch: list[Queued]) -> Queued | None:
@@ -162,9 +168,8 @@ class CommitQueue:
         taken: list[Queued] = []
         size = rows = count = 0
         most = min(most, COMMIT_OPS_MAX)
-        last = OPNO_MAX if self.held is None else self.held
         for queued in self._ops.values():
-            if queued.op is None or len(taken) >= most or queued.opno > last:
+            if queued.op is None or len(taken) >= most or self.waits(queued):
                 break
             if queued.blobs:
                 size += sum(len(blob.stored) for blob in queued.blobs)
@@ -174,6 +179,8 @@ class CommitQueue:
             if taken and (size > COMMIT_BLOBS_MAX or count > UPLOAD_BLOBS_MAX or rows > HEADER_BLOCKS_MAX):
                 break
             taken.append(queued)
+        if len(taken) > 1 and taken[-1].with_next:
+            taken.pop()
         return taken
 
     def oldest(self) -> Queued | None:

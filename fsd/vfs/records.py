@@ -16,7 +16,7 @@ from fsd.model.ops import Create, Op, Outcome, decode_one
 from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
-FORMAT: Final = 4  # 2: `State.fence`; 3: `State.mark`, `Ack.at`; 4: PUNCH, SHARE
+FORMAT: Final = 4  # 2: `State.fence`; 3: `State.mark`, `Ack.at`; 4: PUNCH, SHARE, UNNAMED
 TIME: Final = struct.Struct(">QB")  # before the data of a WRITE: time of the change, 1 for an append
 LENGTH: Final = struct.Struct(">Q")  # of a PUNCH, behind its time
 

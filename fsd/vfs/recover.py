@@ -251,6 +251,10 @@ def _result(item: Flown | Reserved) -> tuple[int, int]:
     return (item.op.size, item.op.mtime) if isinstance(item, Flown) else (item.size, item.mtime)
 
 
+def _ino(item: Flown | Reserved) -> int:
+    return item.op.ino if isinstance(item, Flown) else item.ino
+
+
 def _opno(item: Flown | Reserved) -> int:
     return item.op.opno if isinstance(item, Flown) else item.opno
 
@@ -391,7 +395,9 @@ def _requeue(volume: Volume, replay: Replay, opno: int, flights: dict[int, Fligh
     elif isinstance(item, Flown):
         core.queue.add(Queued(opno, item.op, pos, now, flights[opno], [], list(item.sources)))
     else:
-        core.queue.add(Queued(opno, item, pos, now))
+        after = replay.ops.get(opno + 1)
+        content = isinstance(after, Flown | Reserved) and _ino(after) == item.ino
+        core.queue.add(Queued(opno, item, pos, now, with_next=isinstance(item, Create) and content))
         volume.committer.mark(item, 1)
         return
     core.nodes.get(flights[opno].ino).pending += 1

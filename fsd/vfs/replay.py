@@ -96,6 +96,7 @@ class Replay:
         self.ops: dict[int, Op | Flown | Reserved] = {}
         self.positions: dict[int, int] = {}
         self.dropped: set[int] = set()
+        self.unnamed: dict[int, Past] = {}  # made without a name; what they were is lost if they get none
         self.sessions: set[int] = set()  # all this log was written under
         # The session cannot name a file any more (`differ.becomes`), and ended before there was another.
         self.forked = False
@@ -159,7 +160,10 @@ class Replay:
             self.files.pop(record.ino, None)
             self.dropped.add(record.ino)
         elif kind == logs.DROP:
+            self.unnamed.pop(record.ino, None)
             self._dropped(record.ino)
+        elif kind == logs.UNNAMED:
+            self._unnamed(record)
         elif kind == logs.APART:
             self._set_apart(read_apart(self._payload(record)), record)
 
@@ -209,10 +213,22 @@ class Replay:
         self.doubtful = self.doubtful or state.boot != self.host.boot_id()
 
     def _file(self, record: Record) -> Past:
-        past = self.files.setdefault(record.ino, Past())
+        past = self.unnamed.get(record.ino)
+        if past is None:
+            past = self.files.setdefault(record.ino, Past())
         if past.first is None:
             past.first = record.pos
         return past
+
+    def _unnamed(self, record: Record) -> None:
+        """Its first record, or the first that is left: then changes from before may stand in front of it."""
+        past = self._file(record)
+        self.unnamed[record.ino] = past
+        self.files.pop(record.ino, None)
+        time, _ = TIME.unpack(self._payload(record))
+        past.mtime = past.ctime = time
+        if record.offset:
+            past.changes.append(Event(record.pos, record.offset, -1, time, False))
 
     def _write(self, record: Record) -> None:
         past = self._file(record)
@@ -259,8 +275,12 @@ class Replay:
         self._number(op.opno, op, record)
         if isinstance(op, Create):
             self.made[op.parent, op.name] = op.ino
+            if op.ino in self.unnamed:
+                named = self.files[op.ino] = self.unnamed.pop(op.ino)
+                named.mode, named.uid, named.gid = op.mode, op.uid, op.gid
+                named.where, named.created = (op.parent, op.name), True
             # Logged again at a change of session: what was written meanwhile stays.
-            if stat.S_ISREG(op.mode) and op.ino not in self.files:
+            elif stat.S_ISREG(op.mode) and op.ino not in self.files:
                 self.files[op.ino] = Past(
                     mtime=op.time,
                     ctime=op.time,

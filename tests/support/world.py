@@ -18,6 +18,7 @@ import pytest
 
 from fsd.model.errors import PosixError
 from fsd.model.ops import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fsd.vfs.ranges import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE
 from support.bench import Bench
 from support.client import Client, Clock, assert_same, server_tree
 
@@ -81,6 +82,7 @@ class World(Client):
         super().__init__(directory / "mount", Bench(directory / "server"), Clock(), random.Random(seed))
         self.tree = Tree()
         self.handles: list[tuple[int, Node, int]] = []
+        self.nameless: list[Node] = []
         self.done: list[str] = []
         self.open()
 
@@ -96,6 +98,10 @@ class World(Client):
             (20, self.do_write),
             (4, self.do_burst),
             (5, self.do_truncate),
+            (5, self.do_range),
+            (6, self.do_copy),
+            (4, self.do_unnamed),
+            (6, self.do_name),
             (8, self.do_unlink),
             (10, self.do_rename),
             (5, self.do_mkdir),
@@ -201,6 +207,63 @@ class World(Client):
         else:
             node.data.extend(bytes(size - len(node.data)))
         self.times(node)
+
+    def do_range(self) -> None:
+        """A hole, zeros, or room."""
+        if not self.handles:
+            return
+        fh, node, _ = self.rng.choice(self.handles)
+        mode = self.rng.choice((PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE, 0, KEEP_SIZE))
+        start = self.rng.choice((0, self.rng.randrange(len(node.data) + 5000)))
+        length = self.rng.choice((1, 4096, self.rng.randrange(1, 1_500_000)))
+        self.note(f"fallocate {node.ino:x} {mode} {start}+{length}")
+        self.call(lambda v: v.allocate(fh, mode, start, length))
+        end = min(start + length, len(node.data))
+        if mode & (PUNCH_HOLE | ZERO_RANGE) and start < end:
+            node.data[start:end] = bytes(end - start)
+        if not mode & KEEP_SIZE and start + length > len(node.data):
+            node.data.extend(bytes(start + length - len(node.data)))
+        self.times(node)
+
+    def do_copy(self) -> None:
+        """A range of one file into another, or the same."""
+        if not self.handles:
+            return
+        (from_, source, _), (to, node, _) = self.rng.choice(self.handles), self.rng.choice(self.handles)
+        start = self.rng.randrange(len(source.data) + 1)
+        at = self.rng.choice((0, len(node.data), self.rng.randrange(len(node.data) + 5000)))
+        length = min(self.rng.choice((100, 70_000, 2_000_000)), len(source.data) - start)
+        if length <= 0 or (source is node and abs(start - at) < length):
+            return
+        self.note(f"copy {source.ino:x} {start}+{length} to {node.ino:x} {at}")
+        done = self.call(lambda v: v.copy_range(from_, start, to, at, length, 0))
+        assert 0 < done <= length
+        node.data.extend(bytes(max(0, at - len(node.data))))
+        node.data[at : at + done] = source.data[start : start + done]
+        self.times(node)
+
+    def do_unnamed(self) -> None:
+        where = self.some_dir()
+        self.note(f"unnamed in {where.ino:x}")
+        made, fh = self.call(lambda v: v.create_unnamed(self.ino(where), 0o644, 0, 0, os.O_RDWR))
+        node = Node(stat.S_IFREG, 0o644)
+        node.ino, node.mtime = made.ino, made.mtime
+        self.handles.append((fh, node, 0))
+        self.nameless.append(node)
+
+    def do_name(self) -> None:
+        """An unnamed file that is open gets its name."""
+        open_now = [node for _, node, _ in self.handles if node in self.nameless]
+        where, name = self.some_dir(), self.rng.choice(self.NAMES)
+        if not open_now or name in where.names:
+            return
+        node = self.rng.choice(open_now)
+        self.note(f"name {node.ino:x} {name!r} in {where.ino:x}")
+        self.call(lambda v: v.link(node.ino, self.ino(where), name))
+        self.nameless.remove(node)
+        where.names[name] = node
+        node.nlink = 1
+        self.times(where)
 
     def child(self) -> tuple[Node, bytes, Node | None]:
         where = self.some_dir()
@@ -410,6 +473,7 @@ class World(Client):
     def after_crash(self) -> None:
         """Everything acknowledged is there; programs begin again."""
         self.handles.clear()
+        self.nameless.clear()
         self.check_server()
         self.renumber(self.tree.root, self.volume.root_ino)
 
