@@ -35,7 +35,7 @@ from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
 from fsd.kernel.notify import Notifier
 from fsd.kernel.operations import FsdOperations
 from fsd.kernel.options import MountOptions
-from fsd.kernel.session import FuseSession, make_loop
+from fsd.kernel.session import FuseSession, MiniLoop, make_loop
 from fsd.kernel.shown import ShownState, shown_state
 from fsd.kernel.stacks import Stacks
 from fsd.kernel.stop import Ending, Stopper, sizes
@@ -335,7 +335,10 @@ class Daemon:
         options = self.options
         token = trio.lowlevel.current_trio_token()
         loop = make_loop(options.loop)
-        self.machine = Machine(volume, self.remote, self.cache, loop, options.host, options.io_timeout)
+        at_once = (self.remote, loop.scheduler) if isinstance(loop, MiniLoop) else None
+        self.machine = Machine(
+            volume, self.remote, self.cache, loop, options.host, options.io_timeout, at_once
+        )
         self.operations = FsdOperations(
             self.machine,
             xattr=options.xattr,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fsd.host.seam import Host
+from fsd.kernel.atonce import AtOnce, Begins, Watching
 from fsd.kernel.runner import Runner
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import PARKED_MAX
@@ -63,13 +64,22 @@ class Machine:
     """One mount's volume at work."""
 
     def __init__(
-        self, volume: Volume, remote: Remote, cache: Cache, loop: Loop, host: Host, io_timeout: float
+        self,
+        volume: Volume,
+        remote: Remote,
+        cache: Cache,
+        loop: Loop,
+        host: Host,
+        io_timeout: float,
+        at_once: tuple[Begins, Watching] | None = None,
     ) -> None:
+        """`at_once`: who sends small commits from the loop's thread, and who waits for their answers."""
         self.volume = volume
         self.host = host
         self.loop = loop
         self.io_timeout = io_timeout
         self._runner = Runner(remote, cache, self._deliver)
+        self.at_once = AtOnce(*at_once, self._finish, self._runner.submit) if at_once is not None else None
         self._parked: dict[int, Parked] = {}
         self._next_key = 0
         self._stopped = False
@@ -90,7 +100,8 @@ class Machine:
     def pump(self) -> None:
         """Hand out what the volume wants done. The loop calls it whenever it runs idle."""
         for job in self.volume.jobs():
-            self._runner.submit(job)
+            if self.at_once is None or not self.at_once.take(job):
+                self._runner.submit(job)
 
     def _deliver(self, job: Job, result: object) -> None:
         self.loop.post(partial(self._finish, job, result))
@@ -107,6 +118,8 @@ class Machine:
         self.beat = now
         if self._stopped:
             return
+        if self.at_once is not None:
+            self.at_once.look()
         self.volume.tick(now)
         self._after()
         for parked in list(self._parked.values()):
@@ -215,6 +228,8 @@ class Machine:
         self._stopped = True
         self.fail_all(Unavailable("the mount ends"))
         self._runner.stop()
+        if self.at_once is not None:
+            self.at_once.stop()
         try:
             self.volume.close()
         except (OSError, FsdError):

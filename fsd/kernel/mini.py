@@ -173,6 +173,7 @@ class Scheduler:
         self._known: set[int] = set()
         self._closed: set[int] = set()
         self._hung: set[int] = set()
+        self._watched: dict[int, Callable[[], object]] = {}
         self._locks: list[Lock] = []
         self._current: Task | None = None
         self._thread: int | None = None
@@ -204,6 +205,18 @@ class Scheduler:
 
     def make_wait(self) -> Wait:
         return Wait(self)
+
+    def watch(self, fd: int, func: Callable[[], object]) -> None:
+        """Call `func` whenever `fd` is readable or in error, until `unwatch`. Its exceptions are logged."""
+        self._watched[fd] = func
+        self._poll_reading.register(fd, select.POLLIN)
+        self._poll_parked.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Also after `fd` was closed, before the loop goes on."""
+        if self._watched.pop(fd, None) is not None:
+            self._poll_reading.unregister(fd)
+            self._poll_parked.unregister(fd)
 
     def make_lock(self) -> Lock:
         lock = Lock(self)
@@ -316,10 +329,14 @@ class Scheduler:
             if fd == self._eventfd:
                 self._drain()
                 continue
+            watching = self._watched.get(fd)
+            if watching is not None:
+                self._call(watching)
+                continue
             wait = self._readers.pop(fd, None)
             if wait is not None:
                 wait.fire()
-            elif event & _GONE:
+            elif event & _GONE and fd in self._known:
                 self._hangup(fd)
 
     def _drain(self) -> None:
@@ -330,11 +347,14 @@ class Scheduler:
         self._armed = False
         inbox = self._inbox
         while inbox:
-            func = inbox.popleft()
-            try:
-                func()
-            except Exception:
-                log.exception("a call posted to the FUSE thread failed")
+            self._call(inbox.popleft())
+
+    @staticmethod
+    def _call(func: Callable[[], object]) -> None:
+        try:
+            func()
+        except Exception:
+            log.exception("a call posted to the FUSE thread failed")
 
     def _adopt(self, fd: int) -> None:
         self._known.add(fd)

@@ -30,6 +30,7 @@ from fsd.model.limits import (
     JSON_BODY_MAX,
     KIB,
     NS_ANSWER_MAX,
+    SENT_AT_ONCE_MAX,
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
 )
@@ -38,6 +39,7 @@ from fsd.remote.answers import check_questions, read_answers
 from fsd.remote.api import Health, PreviousSession, SessionInfo, SessionStart
 from fsd.remote.patience import Patience
 from fsd.remote.resolve import Resolver
+from fsd.remote.sent import SentCommit
 from fsd.remote.transport import Answer, Connection
 from fsd.wire.frame import Blob, pack_pieces, unpack
 from fsd.wire.messages import (
@@ -98,6 +100,8 @@ class HttpRemote:
         )
         self._local = threading.local()
         self._lock = threading.Lock()
+        self._commits: Connection | None = None  # of whichever thread sends one: it is warm for the next
+        self._committing = threading.Lock()
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
         self._starting: tuple[SessionInfo, str] | None = None
@@ -252,8 +256,41 @@ class HttpRemote:
     # The hot routes.
 
     def commit(self, commit: Commit, timeout: float) -> CommitAnswer:
-        raw = self._call("POST", "/commits", commit_pieces(commit), timeout, COMMIT_HEADER_MAX)
+        pieces = commit_pieces(commit)
+        free = self._committing.acquire(blocking=False)
+        try:
+            on = self._for_commits() if free else self._connection()
+            raw = self._call("POST", "/commits", pieces, timeout, COMMIT_HEADER_MAX, on=on)
+        finally:
+            if free:
+                self._committing.release()
         return self._decoded(read_answer, raw)
+
+    def begin_commit(self, commit: Commit, timeout: float) -> SentCommit | None:
+        """Send a small commit without waiting; None where that cannot be done now: then `commit` it. Only one
+        is under way at a time."""
+        pieces = commit_pieces(commit)
+        length = sum(map(len, pieces))
+        if length > SENT_AT_ONCE_MAX or not self._committing.acquire(blocking=False):
+            return None
+        connection = self._for_commits()
+        call_id, head = self._head("POST", "/commits", length, MEDIA_TYPE, "")
+        patience = self._patience["commits"]
+        began = self._host.monotonic()
+        if not connection.begin(head, pieces, timeout, COMMIT_HEADER_MAX, patience.within(length)):
+            self._committing.release()
+            return None
+
+        def read(answer: Answer) -> CommitAnswer:
+            self._check_owner(connection, answer, call_id)
+            return self._decoded(read_answer, self._body(answer, began, patience))
+
+        def failed() -> None:
+            self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
+            if connection.silent:
+                patience.silent()
+
+        return SentCommit(connection, read, failed, self._committing.release)
 
     def upload(self, blobs: list[Blob], timeout: float) -> None:
         for group in _groups(blobs):
@@ -371,33 +408,43 @@ class HttpRemote:
         media: str = MEDIA_TYPE,
         key: str = "",
         timed: bool = True,
+        on: Connection | None = None,
     ) -> bytes:
         """The body of a 200 or 201; raises what the server said, or `Unavailable`."""
-        call_id = self._host.token_bytes(8).hex()
         length = sum(map(len, pieces))
-        head = (
-            f"{method} {self._root}{path} HTTP/1.1\r\n{self._common}X-Fsd-Call: {call_id}\r\n"
-            + (f"Content-Type: {media}\r\nContent-Length: {length}\r\n" if pieces else "")
-            + (f"Idempotency-Key: {key}\r\n" if key else "")
-            + "\r\n"
-        )
-        connection = self._connection()
+        call_id, head = self._head(method, path, length if pieces else None, media, key)
+        connection = on or self._connection()
         # A poll of the feed is silent on purpose.
         patience = self._patience[path.split("/", 2)[1]] if timed else None
         wait = patience.within(length) if patience is not None else None
         began = self._host.monotonic()
         try:
-            answer = connection.exchange(head.encode("ascii"), pieces, timeout, body_max, wait)
+            answer = connection.exchange(head, pieces, timeout, body_max, wait)
             self._check_owner(connection, answer, call_id)
         except Unavailable:
             self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
             if patience is not None and connection.silent:
                 patience.silent()
             raise
+        return self._body(answer, began, patience)
+
+    def _head(self, method: str, path: str, length: int | None, media: str, key: str) -> tuple[str, bytes]:
+        """The call's own id and the request's head; `length` None: it has no body."""
+        call_id = self._host.token_bytes(8).hex()
+        head = (
+            f"{method} {self._root}{path} HTTP/1.1\r\n{self._common}X-Fsd-Call: {call_id}\r\n"
+            + (f"Content-Type: {media}\r\nContent-Length: {length}\r\n" if length is not None else "")
+            + (f"Idempotency-Key: {key}\r\n" if key else "")
+            + "\r\n"
+        )
+        return call_id, head.encode("ascii")
+
+    def _body(self, answer: Answer, began: float, patience: Patience | None) -> bytes:
+        """Of an answer that came for a request of `began`; raises what the server said."""
         seconds = self._host.monotonic() - began
         if patience is not None:
             patience.answered(seconds)
-        took = seconds * 1e3 if timed else self._health.rtt_ms
+        took = seconds * 1e3 if patience is not None else self._health.rtt_ms
         if answer.status not in (200, 201):
             raise self._refusal(answer, took)
         self._health = Health(reachable=True, rtt_ms=took)
@@ -427,21 +474,31 @@ class HttpRemote:
         return error
 
     def _connection(self) -> Connection:
+        """The calling thread's."""
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = Connection(
-                self._endpoint,
-                self._resolver,
-                self._context,
-                self._host.monotonic,
-                self._options.connect_timeout,
-            )
-            with self._lock:
-                if self._closed:
-                    connection.abort()
-                self._connections.add(connection)
-            self._local.connection = connection
+            connection = self._local.connection = self._made()
         return connection
+
+    def _for_commits(self) -> Connection:
+        """Whoever holds `_committing`."""
+        if self._commits is None:
+            self._commits = self._made()
+        return self._commits
+
+    def _made(self) -> Connection:
+        made = Connection(
+            self._endpoint,
+            self._resolver,
+            self._context,
+            self._host.monotonic,
+            self._options.connect_timeout,
+        )
+        with self._lock:
+            if self._closed:
+                made.abort()
+            self._connections.add(made)
+        return made
 
 
 def _whole(value: Any) -> int:

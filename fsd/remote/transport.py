@@ -43,7 +43,8 @@ class Answer(NamedTuple):
 
 
 class Stale(Exception):
-    """A kept connection was closed by the other side before it answered anything: connect and send again."""
+    """A kept connection was closed by the other side before it answered anything: connect and send again.
+    From `Connection.step` also: what comes can only be read by `exchange`."""
 
 
 class _Clock:
@@ -91,6 +92,9 @@ class Connection:
         self._sock: socket.socket | None = None
         self._buffer = bytearray()
         self._aborted = False
+        self._begun: tuple[_Clock, int] | None = None  # of `begin`: its time, and the bound of the answer
+        self._got: tuple[int, dict[str, str], bool] | None = None  # the answer's head, once it is here
+        self._steps = True  # answers come as `step` reads them
         self.silent = False  # the last exchange ended because not a byte came within its patience
 
     def exchange(
@@ -138,6 +142,91 @@ class Connection:
         finally:
             if not done:
                 self.close()
+
+    def begin(
+        self,
+        head: bytes,
+        pieces: Sequence[bytes | memoryview],
+        timeout: float,
+        body_max: int,
+        patience: float | None = None,
+    ) -> bool:
+        """Send a request without waiting for anything; then `step` until there is an answer. False, and
+        nothing has happened that matters: there is no kept connection, it is TLS, or the kernel does not take
+        the request whole. `exchange` it then."""
+        sock = self._sock
+        if sock is None or not self._steps or isinstance(sock, ssl.SSLSocket) or not self._quiet():
+            return False
+        try:
+            sock.settimeout(0)
+            sent = sock.sendmsg([head, *pieces])
+        except BlockingIOError:
+            return False
+        except OSError:
+            sent = -1
+        if sent != len(head) + sum(map(len, pieces)):
+            self.close()
+            return False
+        self._begun, self._got = (_Clock(self._monotonic, timeout, patience), body_max), None
+        return True
+
+    def fileno(self) -> int:
+        """What becomes readable when `step` has something to do."""
+        return -1 if self._sock is None else self._sock.fileno()
+
+    def step(self) -> Answer | None:
+        """Of the request begun: its answer, None while it is not whole. Never waits. Raises `Unavailable`,
+        also when its time is over, and `Stale`: then it is for `exchange`."""
+        assert self._begun is not None, "nothing was begun"
+        clock, body_max = self._begun
+        done = False
+        try:
+            answer = self._step(clock, body_max)
+            done = answer is None or (self._got is not None and self._got[2] and not self._buffer)
+            return answer
+        except (OSError, ValueError) as exc:
+            raise unavailable(self._endpoint.shown, exc) from exc
+        finally:
+            self.silent = clock.silent
+            if not done:
+                self.close()
+
+    def _step(self, clock: _Clock, body_max: int) -> Answer | None:
+        sock = self._sock
+        if sock is None:
+            raise Stale
+        clock.left()
+        try:
+            got = sock.recv(_RECV)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            got = b""
+        if not got:
+            if not self._buffer and self._got is None:
+                raise Stale
+            raise ValueError("the connection was closed before the whole answer")
+        clock.heard()
+        self._buffer += got
+        while self._got is None:
+            found = self._taken()
+            if found is None:
+                return None
+            if found[0] >= 200:
+                self._got = found
+        status, headers, _ = self._got
+        length = headers.get("content-length", "")
+        size = int(length) if length.isdecimal() else -1
+        if headers.get("transfer-encoding") or not 0 <= size <= (
+            body_max if status < 300 else ERROR_BODY_MAX
+        ):
+            self._steps = False
+            raise Stale
+        if len(self._buffer) < size:
+            return None
+        body = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return Answer(status, headers, body)
 
     def close(self) -> None:
         """End the connection; the next request makes a new one. The owning thread only."""
@@ -255,9 +344,7 @@ class Connection:
         return Answer(status, headers, self._exactly(size, clock)), keep
 
     def _head(self, clock: _Clock, reused: bool) -> tuple[int, dict[str, str], bool]:
-        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            if len(self._buffer) > _HEAD_MAX:
-                raise ValueError("an answer whose header does not end")
+        while (found := self._taken()) is None:
             try:
                 got = self._fill(clock)
             except ConnectionResetError:
@@ -268,6 +355,16 @@ class Connection:
                 if reused and not self._buffer and not self._aborted:
                     raise Stale
                 raise ValueError("the connection was closed before the answer")
+        return found
+
+    def _taken(self) -> tuple[int, dict[str, str], bool] | None:
+        """Status and headers of the answer at the buffer's front, and whether the connection can be kept;
+        None while they are not whole."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > _HEAD_MAX:
+                raise ValueError("an answer whose header does not end")
+            return None
         lines = bytes(self._buffer[:end]).split(b"\r\n")
         del self._buffer[: end + 4]
         match = _STATUS.match(lines[0])
