@@ -21,7 +21,7 @@ from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
-from fsd.kernel.requests import EVERY_GROUP, Change, may_keep_bits, newest
+from fsd.kernel.requests import EVERY_GROUP, Change, changes_owner, may_keep_bits, newest
 from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
@@ -84,6 +84,13 @@ def handler(body: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
         return await self.parked(body, args, park)
 
     return run
+
+
+def sets_nothing(fields: SetattrFields) -> bool:
+    """Whether it is the request of a chown(-1, -1), or the one before a change that takes bits away."""
+    owner = fields.update_uid or fields.update_gid
+    times = fields.update_atime or fields.update_mtime
+    return not (owner or times or fields.update_mode or fields.update_size)
 
 
 class FsdOperations(pyfuse3.Operations):
@@ -208,10 +215,11 @@ class FsdOperations(pyfuse3.Operations):
         change: Change | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        kills = None if change is None else change.kills
-        if change is not None and not (fields.update_uid or fields.update_gid or fields.update_size):
-            # Of such a one the kernel does not say it. It matters where nothing is set at all.
-            kills = not may_keep_bits(ctx.pid, ctx.uid) if self._sets_nothing(fields) else False
+        kills, chowns = None if change is None else change.kills, None
+        if sets_nothing(fields):
+            chowns = changes_owner(ctx.pid)
+            if change is not None:  # of such a request the kernel does not say it
+                kills = not may_keep_bits(ctx.pid, ctx.uid)
         inode = self._volume.setattr(
             self._ino(nodeid),
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
@@ -223,12 +231,9 @@ class FsdOperations(pyfuse3.Operations):
             by=ctx.uid,
             groups=functools.partial(_groups if kills is None or fields.update_size else _as_owner, ctx),
             kills=kills,
+            chowns=chowns,
         )
         return self._entry(inode)
-
-    @staticmethod
-    def _sets_nothing(fields: SetattrFields) -> bool:
-        return not (fields.update_mode or fields.update_atime or fields.update_mtime)
 
     @handler
     def readlink(self, nodeid: int, ctx: RequestContext) -> bytes:

@@ -377,9 +377,11 @@ class FileCalls(NameCalls):
         by: int = 0,
         groups: Callable[[], Collection[int]] = frozenset,
         kills: bool | None = None,
+        chowns: bool | None = None,
     ) -> Inode:
         """Change attributes; `mode` holds permission bits. `size` truncates. `by`, `groups` and `kills` are
-        the caller's, as for open; of a change of owner `kills` says that it takes bits away, whoever asks."""
+        the caller's, as for open; of a change of owner `kills` says that it takes bits away, whoever asks.
+        For `chowns` see `nothing_set`."""
         node = self.core.nodes.get(ino)
         self.must_be_writable(node)
         self.current(node)
@@ -399,28 +401,24 @@ class FileCalls(NameCalls):
             if kills is not None and not node.is_dir:
                 self.drop_capability(node)
         if all(field is None for field in (mode, uid, gid, size, atime, mtime)):
-            mode = self.chowned_to_nobody_else(node, by, groups, kills)
+            mode = self.nothing_set(node, by, groups, kills, chowns)
         if size is None or any(field is not None for field in (mode, uid, gid, atime, mtime)):
             self.set_attributes(node, mode, uid, gid, atime, mtime)
         return node
 
-    def chowned_to_nobody_else(
-        self, node: Inode, by: int, groups: Callable[[], Collection[int]], kills: bool | None
-    ) -> int | None:
-        """chown(-1, -1), which anybody may: it moves ctime, and where it takes bits of the mode away only the
-        owner may. Returns the mode to set, if any.
-
-        The kernel says the same before a write, fallocate or copy_file_range by who may not keep bits that it
-        leaves to us. So where the file is open for writing it is taken for that."""
-        if node.is_file and node.file().writers:
-            return self.without_bits(node, set_id_bits(node, by, groups, kills))
-        taken = set_id_bits(node, by, groups, None if kills is None else True)
-        if taken and by not in (0, node.uid):
-            raise PosixError(errno.EPERM, "not the owner")
-        return self.without_bits(node, taken)
-
     @staticmethod
-    def without_bits(node: Inode, taken: int) -> int | None:
+    def nothing_set(
+        node: Inode, by: int, groups: Callable[[], Collection[int]], kills: bool | None, chowns: bool | None
+    ) -> int | None:
+        """The mode to set, if any, by a request that sets nothing. It is that of chown(-1, -1), which anybody
+        may: it moves ctime, and where it takes bits of the mode away only the owner may. Or it comes before
+        a write, fallocate or copy_file_range by who may not keep bits that the kernel leaves to us. `chowns`
+        says which; None: not known, so where the file is open for writing it is taken for the latter."""
+        if chowns is None:
+            chowns = node.content is None or not node.content.writers
+        taken = set_id_bits(node, by, groups, True if chowns and kills is not None else kills)
+        if chowns and taken and by not in (0, node.uid):
+            raise PosixError(errno.EPERM, "not the owner")
         return node.mode & ~taken if taken else None
 
     # making durable ----------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 HERE = Path(__file__).parents[1]
 # Who may not change an owner to nobody else is told so; by then the kernel has taken the capabilities away.
 CORNERS = [
-    f"chown to nobody else, by {who}, {mode}, with a capability"
+    f"{change} to nobody else, by {who}, {mode}, with a capability"
+    for change in ("chown", "chown another's handle")
     for who in ("member", "stranger")
     for mode in ("6777", "6766", "4777", "2767")
 ]

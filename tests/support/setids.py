@@ -124,6 +124,7 @@ CHANGES: Final[dict[str, Change]] = {
     "truncate a handle": lambda path, fd: _opened(path, os.O_RDWR, lambda own: os.ftruncate(own, 7)),
     "chown to nobody else": lambda path, fd: os.chown(path, -1, -1),
     "chown to the same": lambda path, fd: os.chown(path, OWNER, -1),
+    "chown another's handle to nobody else": lambda path, fd: os.chown(fd, -1, -1),
     "chgrp": lambda path, fd: os.chown(path, -1, OTHERS),
     "chown": lambda path, fd: os.chown(path, STRANGER, TEAM),
     "link": lambda path, fd: os.link(path, path + "-2"),
@@ -133,7 +134,7 @@ CHANGES: Final[dict[str, Change]] = {
     "read": lambda path, fd: _opened(path, os.O_RDONLY, lambda own: len(os.read(own, 10))),
 }
 # Of no others is anything open beside what the change opens.
-_HANDED: Final = ("write on another's handle", "truncate another's handle")
+_HANDED: Final = tuple(change for change in CHANGES if "another's handle" in change)
 
 
 def cases(thorough: bool) -> Iterator[tuple[str, str, int, bytes | None]]:
