@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd import __version__
+from fsd.cli.again import Again
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_files import files
 from fsd.cli.do_mount import place, state_dir
 from fsd.cli.output import Document
-from fsd.client.files import Files, FindFilter, PutOptions, raw_path
-from fsd.client.http import BytesBody, Http
+from fsd.client.files import FindFilter, raw_path
+from fsd.client.http import Http
 from fsd.client.leases import Leases, nobody_writes
-from fsd.client.sources import LocalFile
 from fsd.kernel.mountpoint import resolve
 from fsd.kernel.options import mount_id
 from fsd.model.attrs import ROOT_INO
@@ -32,10 +30,8 @@ from fsd.model.errors import (
     NotFound,
     NotPermitted,
     Unavailable,
-    Unsupported,
     UsageError,
 )
-from fsd.model.ops import Content, Create, Setattr, Setxattr
 from fsd.model.token import parse
 from fsd.model.words import counted
 from fsd.remote.hot import HttpRemote, RemoteOptions
@@ -174,48 +170,17 @@ def decide_about(context: Context, args: SimpleNamespace, wanted: VolumeOptions)
 
 def _retry(context: Context, args: SimpleNamespace, found: list[decide.Kept]) -> dict[str, Any]:
     """Do the refused changes again, in order, by path; those that go through now are dropped here."""
-    api, top = files(context), remote_path(args.remote_path).rstrip(b"/")
+    again, top = Again(files(context), socket.gethostname()), remote_path(args.remote_path).rstrip(b"/")
     done, failed = 0, []
     for one in found:
         try:
-            again(api, top + one.path, one)
+            again.do(top + one.path, one)
         except FsdError as exc:
             failed.append({**one.to_json(), "reason": exc.message})
             continue
         decide.discard(one, context.host)
         done += 1
-    return {"retried": done, "failed": failed}
-
-
-def again(api: Files, path: bytes, one: decide.Kept) -> None:
-    """One refused change by path. Raises what the server says, or `Unsupported`."""
-    op = one.op
-    options = PutOptions(mode=one.mode & 0o7777, uid=one.uid, gid=one.gid)
-    if isinstance(op, Content) and one.data is None:
-        api.write(path, BytesBody(b""), replace(options, mtime_ns=op.mtime))
-    elif isinstance(op, Content):
-        with LocalFile(os.fsencode(one.data or "")) as local:
-            api.write(path, local, replace(options, mtime_ns=op.mtime))
-    elif isinstance(op, Create) and stat.S_ISDIR(op.mode):
-        api.mkdir(path, mode=op.mode & 0o7777, parents=True)
-    elif isinstance(op, Create) and stat.S_ISLNK(op.mode):
-        api.symlink(op.target or b"", path)
-    elif isinstance(op, Create) and stat.S_ISREG(op.mode):
-        api.write(path, BytesBody(b""), replace(options, overwrite=False))
-    elif isinstance(op, Setxattr):
-        if op.value is None:
-            api.removexattr(path, op.name)
-        else:
-            api.setxattr(path, op.name, op.value)
-    elif isinstance(op, Setattr):
-        if op.mode is not None:
-            api.chmod(path, op.mode)
-        if op.uid is not None or op.gid is not None:
-            api.chown(path, op.uid, op.gid)
-        if op.mtime is not None or op.atime is not None:
-            api.utimens(path, mtime_ns=op.mtime, atime_ns=op.atime)
-    else:
-        raise Unsupported(f"a {one.kind} cannot be repeated by path", hint="do it yourself, then --discard")
+    return {"retried": done, "failed": failed, "beside": again.beside}
 
 
 def answer(

@@ -42,7 +42,7 @@ FIELDS: Final = {
     "describe": "file_system_id display_name labels{} region_code status kind created_at seq usage{}"
     " origin_id? origin_seq? origin_checkpoint? base_seq? copied? rows_copied? chain[]?",
     "recover": "status mount_path state_dir sent{} conflicts superseded damaged[] damaged_logs[] refused[]"
-    " reason? not_files? exported[]? incomplete[]? discarded? retried? failed[]?",
+    " reason? not_files? exported[]? incomplete[]? discarded? retried? beside[]? failed[]?",
     "check": "status profile resource endpoint remote checks[]",
     "delete": "file_system_id status forks_deleted[] long: credentials_removed remote_deletion_state",
     "token create": _NEW_TOKEN + " long: credentials_stored previous_token_note",

@@ -133,7 +133,7 @@ ROWS: Final = (
         flags=(
             mount_path(), STATE,
             flag("--remote-path", "the subtree that was mounted (default /)", metavar="PATH", default="/"),
-            switch("--retry", "try refused changes again"),
+            switch("--retry", "try refused changes again; beside what others changed since"),
             flag("--export", "write the files of refused changes, or of a lost --exclusive mount, here",
                  metavar="DIR"),
             switch("--discard", "drop refused changes, or what can never be sent, for good"),

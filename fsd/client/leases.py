@@ -155,6 +155,13 @@ def _take(
             if exc.message != said:
                 said = exc.message
                 say(f"fsd lock: waiting: {said}")
+        except Unavailable as exc:
+            # Who was waiting goes on, through a restart of the server; a wrong address is told at once.
+            if not said or (end is not None and host.monotonic() >= end):
+                raise
+            if exc.message != said:
+                said = exc.message
+                say(f"fsd lock: waiting: {said}")
         left = pause if end is None else min(pause, max(0.0, end - host.monotonic()))
         leases.http.pause(left)
         pause = min(ASK_SLOWLY, pause * 1.5)

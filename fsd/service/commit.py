@@ -36,7 +36,7 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX, INO_COUNTER_BITS
-from fsd.model.ops import CONTENT, REFUSED, REMOVALS, Op, Outcome
+from fsd.model.ops import CONTENT, CREATE, REFUSED, REMOVALS, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold_tree
 from fsd.service.conflicts import note
@@ -57,6 +57,7 @@ T = TypeVar("T")
 # Whatever it raises, it raises before it has written anything.
 MakeCheckpoint: TypeAlias = Callable[[Tx, FsRef, Grant, dict[str, Any]], dict[str, Any]]
 Named: TypeAlias = dict[int, dict[bytes, int]]  # operation → blob → end of the bytes it names of it
+NEVER_MADE: Final = "the creation of what it is about was refused"
 OPNO_MAX: Final = 2**62  # the next number fits a database column too
 _DIGEST: Final = 8
 _APPLIED: Final = struct.Struct(f">Q{_DIGEST}s")
@@ -504,15 +505,19 @@ def _apply(
     outcomes: list[Outcome] = []
     for at, op in enumerate(ops):
         held = None if guard is None else guard.forbids(rules, op)
-        if held is not None:
-            outcomes.append(Outcome(op.opno, REFUSED, errno.EROFS, 0, 0, b"", str(held)))
-            continue
         try:
-            outcome = refused.get(op.opno) or apply(rules, op)
+            if held is not None:
+                outcome: Outcome | None = Outcome(op.opno, REFUSED, errno.EROFS, 0, 0, b"", str(held))
+            elif rules.redirects and rules.never_made(op):
+                outcome = Outcome(op.opno, REFUSED, errno.ENOENT, 0, 0, b"", NEVER_MADE)
+            else:
+                outcome = refused.get(op.opno) or apply(rules, op)
         except NeedFull as need:
             return outcomes, ops[:at], need.opno
         if outcome is not None:
             outcomes.append(outcome)
+            if outcome.status == REFUSED and op.kind == CREATE and rules.view.node(op.ino) is None:
+                rules.not_made(op.ino)
     return outcomes, ops, 0
 
 

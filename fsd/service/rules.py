@@ -23,6 +23,7 @@ from fsd.service.view import GoneFile, Name, NameKey, Node, View
 
 ID_MAX: Final = 2**32 - 1
 _NAME_TRIES: Final = 10_000
+NOTHING: Final = 0  # no inode
 
 
 class Refuse(Exception):
@@ -57,9 +58,9 @@ class Rules:
 
     `me` is the session (0: a direct command, built on the locked state), `mount` its name in conflict names,
     `home` the path of the directory it mounts (where its lost files go).
-    Numbers a session uses may have been redirected: `redirects` maps its inode numbers, `moved` its names
-    (parent, name, ino) to where they went; what this commit adds is in `…_new`. `folds` maps the parts of a
-    block to equal ones in one blob, for appends (None: do not append).
+    Numbers a session uses may have been redirected: `redirects` maps its inode numbers (to NOTHING: it was
+    never made), `moved` its names (parent, name, ino) to where they went; what this commit adds is in
+    `…_new`. `folds` maps the parts of a block to equal ones in one blob, for appends (None: do not append).
     """
 
     def __init__(
@@ -96,6 +97,17 @@ class Rules:
                 self.redirects_new[old] = to
         self.redirects_new[ino] = to
         self.redirects.update(self.redirects_new)
+
+    def not_made(self, ino: int) -> None:
+        """The session's `ino` means nothing, for good: its creation was refused."""
+        self.redirects[ino] = self.redirects_new[ino] = NOTHING
+
+    def never_made(self, op: Op) -> bool:
+        """Whether `op` is about an inode, or in a directory, whose creation was refused. It is refused too:
+        done alone it would go into the lost-and-found without a name, and the rest be kept by the client."""
+        to = self.redirects.get
+        parents = (getattr(op, "parent", None), getattr(op, "new_parent", None))
+        return to(op.ino) == NOTHING or any(to(parent) == NOTHING for parent in parents if parent)
 
     def remember_move(self, parent: int, name: bytes, ino: int, to: NameKey) -> None:
         key = (parent, name, ino)

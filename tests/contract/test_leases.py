@@ -133,6 +133,41 @@ def test_it_binds_every_kind_of_change_of_others_and_none_of_its_holder(bench: B
     assert bench.tree()["t/in/f"] == b"mine"
 
 
+def test_what_follows_a_refused_creation_is_refused_with_it(bench: Bench, tree: Tree) -> None:
+    """In the same commit and in a later one, in a directory that was to be as well: the client keeps it all.
+    Nothing of it lies about without a name."""
+    holder, other = Holder(bench, "A", tree.top), bench.mount("B")
+    fresh = other.file(tree.inner, b"new", b"content")
+    below = other.mkdir(tree.inner, b"dir")
+    deep = other.file(below, b"deep", b"deep")
+    other.rename(tree.inner, b"new", fresh, tree.out, b"moved")
+    other.file(tree.out, b"fine", b"fine")
+    count = len(other.queue)
+    told = other.commit()
+    assert [one.status for one in told] == [REFUSED] * (count - 2)
+    other.write(fresh, b"more", 0)
+    other.setattr(deep, mode=0o600)
+    other.file(below, b"later", b"later")
+    other.link(tree.free, below, b"linked")
+    holder.release()  # what never was does not come into being by that
+    other.write(deep, b"at last", 0)
+    count = len(other.queue)
+    told = other.commit()
+    assert [one.status for one in told] == [REFUSED] * count
+    assert sorted(bench.tree()) == [
+        "out",
+        "out/both",
+        "out/fine",
+        "out/g",
+        "t",
+        "t/in",
+        "t/in/both",
+        "t/in/f",
+    ]
+    assert other.file(tree.inner, b"new", b"again")
+    assert not other.commit()
+
+
 def test_it_binds_direct_commands_which_are_told_the_holder(bench: Bench, tree: Tree) -> None:
     holder = Holder(bench, "A", tree.top)
     paths, db = bench.service.paths, bench.service.db

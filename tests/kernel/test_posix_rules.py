@@ -8,8 +8,12 @@ moved.
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -17,10 +21,11 @@ from pathlib import Path
 
 import pytest
 from support import handlerules, posixrules
-from support.differential import LOOKS, differences, identities, tree, until_the_clock_moves
-from support.fileops import Actor, Identity
+from support.cli import command
+from support.differential import differences, identities, tree
 from support.loopdisk import LoopDisk
 from support.posixrules import Rule, path_calls, situations
+from support.ruleplayer import Ground
 from support.sandbox import Sandbox
 from support.server import Server, TestFs
 
@@ -35,55 +40,6 @@ def groups() -> dict[str, list[Rule]]:
         name: [rule for rule in rules if not (alone and rule.of_others)]
         for name, rules in handlerules.groups().items()
     }
-
-
-class Ground:
-    """Two directories, and everybody in both. Close it always."""
-
-    def __init__(
-        self, local: Path, mounted: Path, people: Sequence[Identity | None], *, ready: bool = False
-    ) -> None:
-        """`ready`: the directories are there, and need not be made fit for everybody."""
-        self.tops = (local, mounted)
-        self.people = people
-        self.played = 0
-        self.sides: tuple[list[Actor], ...] = ([], [])
-        for top in () if ready else self.tops:
-            top.mkdir()
-            for directory in (top.parent, top):
-                directory.chmod(0o755)
-        for side, top in zip(self.sides, self.tops, strict=True):
-            side.extend(Actor(top, who) for who in people)
-
-    def play(self, rule: Rule, timed: bool) -> str | None:
-        """What differs; None if nothing does. `timed`: also which times moved."""
-        self.played += 1
-        own = f"{self.played:05d}"
-        for top, side in zip(self.tops, self.sides, strict=True):
-            for directory in (top / own, top / own / "in"):
-                directory.mkdir()
-                directory.chmod(0o1777)
-            for actor in side:
-                actor.do(("reset",))
-                assert actor.do(("enter", f"{own}/in".encode()))[0] is None
-        for number, (who, op) in enumerate(rule.steps):
-            if timed and op[0] not in LOOKS:
-                until_the_clock_moves()
-            wanted, got = (side[who].do(op) for side in self.sides)
-            if wanted != got if timed else wanted[0] != got[0]:
-                told = f"step {number}, {self.people[who]}: {op}"[:400]
-                before = rule.steps[:number]
-                return f"{rule.name}\n  {told}\n  there: {wanted}\n  here:  {got}\n  behind {before}"
-        return None
-
-    def play_all(self, rules: Sequence[Rule], timed: bool = False) -> None:
-        found = [told for rule in rules if (told := self.play(rule, timed))]
-        assert not found, f"{len(found)} of {len(rules)} rules differ\n" + "\n".join(found[:20])
-
-    def close(self) -> None:
-        for side in self.sides:
-            for actor in side:
-                actor.close()
 
 
 class Stage:
@@ -198,3 +154,40 @@ def _look_only(stage: Stage, disk: Path) -> None:
         ground.close()
     assert not found, f"{len(found)} of {asked}\n" + "\n".join(found[:40])
     assert refused > asked // 10
+
+
+@pytest.fixture
+def open_dir() -> Iterator[Path]:
+    """A directory that others may look into, which pytest's are not."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("group", ["paths", "rename", "open", "times", "new", "xattr", "link", "pointers"])
+def test_rules_on_a_mount_that_a_user_made(trusted: Server, open_dir: Path, group: str) -> None:
+    """Made and used by one who is not root, through fusermount3. The device is made everybody's in a mount
+    namespace of the test's own: here only root may open it."""
+    user = 65534
+    fs, home, tests = trusted.create(), open_dir / "home", Path(__file__).parents[1]
+    home.mkdir()
+    os.chown(home, user, user)
+    fsd, python = shlex.join(command()), shlex.quote(sys.executable)
+    given = " ".join(f"{key}={shlex.quote(value)}" for key, value in fs.env.items())
+    as_user = f"""
+        cd {home}; mkdir m run; export {given} HOME={home} XDG_RUNTIME_DIR={home}/run
+        export PYTHONPATH={tests.parent}:{tests}; {fsd} chmod 1777 / >&2
+        {fsd} mount m --state-dir state --no-supervisor >&2 || exit
+        {python} -m support.ruleplayer local m/t {group} 2>&1; {fsd} unmount m
+    """
+    script = f"""
+        mknod {open_dir}/fuse c 10 229; chmod 666 {open_dir}/fuse; mount --bind {open_dir}/fuse /dev/fuse
+        exec setpriv --reuid={user} --regid={user} --clear-groups bash -uc {shlex.quote(as_user)}
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-euc", script], capture_output=True, text=True, timeout=1200, check=False
+    )
+    assert " rules\n" in done.stdout, done.stdout[-5000:] + done.stderr[-2000:]
+    assert '"unmounted"' in done.stdout, done.stdout[-1000:]

@@ -97,8 +97,43 @@ def test_retry_does_them_again_and_drops_them(left: Left) -> None:
     assert left.recover().json["status"] == "nothing_left"
 
 
+def test_retry_replaces_nothing_that_is_there_by_now(left: Left) -> None:
+    """Somebody else made the file meanwhile: what was refused goes beside it, attributes with it."""
+    assert process("cp", "-", ":/d/a", stdin=b"of another", env=left.fs.env).code == 0
+    found = left.recover("--retry")
+    assert found.code == 0, found.err
+    [beside] = found.json["beside"]
+    assert beside.startswith("/d/a.conflict-")
+    assert process("cat", "/d/a", env=left.fs.env).out == b"of another"
+    about = process("stat", beside, env=left.fs.env).json
+    assert (about["size_bytes"], about["mode"], about["tags"]) == (3000, "600", {"k": "v"})
+
+
+def test_retry_goes_over_what_it_was_made_on(left: Left) -> None:
+    """Twice of the same file: the second over the first. Of a file that is gone, it comes back."""
+    assert process("cp", "-", ":/f", stdin=b"base", env=left.fs.env).code == 0
+    ino, base = map(int, process("stat", "/f", env=left.fs.env).json["revision"].split(":"))
+    assert left.recover("--discard", "--yes").code == 0
+    for gone in (False, True):
+        contents = [
+            (
+                Content(number, CONTENT, ino, base, size, (), True, None, 5, 5),
+                b"/f",
+                stat.S_IFREG | 0o644,
+                size,
+            )
+            for number, size in ((11, 100), (12, 200))
+        ]
+        left.refuse(*contents)
+        if gone:
+            assert process("rm", "/f", env=left.fs.env).code == 0
+        found = left.recover("--retry")
+        assert (found.code, found.json["retried"], found.json["beside"]) == (0, 2, []), found.err
+        assert process("stat", "/f", env=left.fs.env).json["size_bytes"] == 200
+
+
 def test_what_cannot_be_repeated_stays(left: Left) -> None:
-    rename = Rename(5, RENAME, 1, b"a", INO, 1, b"b", 0, 0, 0, 5)
+    rename = Rename(5, RENAME, 1, b"a", make_ino(9, 2), 1, b"b", 0, 0, 0, 5)
     left.refuse((rename, b"/a", stat.S_IFREG | 0o644, 0))
     found = left.recover("--retry")
     assert found.code == 6
