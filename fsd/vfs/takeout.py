@@ -18,7 +18,7 @@ from fsd.host.files import fsync_dir, write_all
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, IntegrityError
 from fsd.model.limits import MIB
-from fsd.model.ops import Create
+from fsd.model.ops import RENAME_EXCHANGE, Create, Op, Rename, Rmdir, Unlink
 from fsd.remote.api import Remote
 from fsd.vfs.aside import put_aside
 from fsd.vfs.content import Flight
@@ -26,6 +26,7 @@ from fsd.vfs.core import Core
 from fsd.vfs.drive import Driver
 from fsd.vfs.log import Log
 from fsd.vfs.node import Inode
+from fsd.vfs.records import Flown, Reserved
 from fsd.vfs.recover import refly, stub
 from fsd.vfs.replay import Replay
 from fsd.vfs.types import Cache, Park, VolumeOptions
@@ -36,9 +37,9 @@ Paths = Callable[[], dict[int, bytes]]
 
 @dataclass(slots=True)
 class Taken:
-    """What was written below the target; `names` operations were about names and attributes alone (renames,
-    removals, modes), which are no files to take out. `incomplete` files hold zeros where only the server has
-    the content."""
+    """What was written below the target. `names` operations were about names and attributes alone (renames,
+    removals, modes) or made fifos, sockets and devices, which are no files to take out. `incomplete` files
+    hold zeros where only the server has the content."""
 
     files: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
@@ -80,6 +81,7 @@ class _TakeOut:
         self.core.recovering = True
         self.volume = Volume(self.core)
         self.made = {op.ino: op for op in replay.ops.values() if isinstance(op, Create)}
+        self.names = _names([replay.ops[opno] for opno in sorted(replay.ops)])
         self._paths = paths
         self._known: dict[int, bytes] | None = None
         self.taken = Taken()
@@ -88,15 +90,16 @@ class _TakeOut:
         replay, flights = self.replay, dict[int, Flight]()
         nodes: list[Inode] = []
         for ino, past in replay.files.items():
-            if past.where is not None and (past.changes or replay.contents(ino)):
+            if past.where is not None and (past.changes or replay.contents(ino) or ino in self.made):
                 nodes.append(stub(self.core, ino, past))
                 refly(self.volume, replay, ino, past, flights)
         driver = None if remote is None else Driver(self.volume, remote, cache)
-        for op in self.made.values():
+        for ino, where in self.names.items():
+            op = self.made[ino]
             if stat.S_ISDIR(op.mode):
-                _make(self.place(op.parent, op.name))
+                _make(self.place(*where))
             elif op.target is not None:
-                link = self.place(op.parent, op.name)
+                link = self.place(*where)
                 _make(link.parent)
                 try:
                     os.symlink(op.target, link)
@@ -110,7 +113,7 @@ class _TakeOut:
                 self.taken.incomplete.append(str(place))
         numbers = {flight.opno for flight in flights.values()}
         self.taken.names = sum(
-            1 for opno, op in replay.ops.items() if opno not in numbers and not isinstance(op, Create)
+            1 for opno, op in replay.ops.items() if opno not in numbers and not _taken_out(op)
         )
         return self.taken
 
@@ -118,12 +121,12 @@ class _TakeOut:
         """Where an entry of the directory `parent` goes."""
         parts: list[bytes] = [name]
         seen: set[int] = set()
-        while parent in self.made and parent not in seen:
+        while parent in self.names and parent not in seen:
             seen.add(parent)
-            parts.append(self.made[parent].name)
-            parent = self.made[parent].parent
-        above = self.known().get(self.replay.wire.out(parent))
-        top = above.split(b"/") if above is not None else [b"directory-%x" % parent]
+            parent, above = self.names[parent]
+            parts.append(above)
+        path = self.known().get(self.replay.wire.out(parent))
+        top = path.split(b"/") if path is not None else [b"directory-%x" % parent]
         clean = [part for part in (*top, *reversed(parts)) if part not in (b"", b".", b"..")]
         return self.target.joinpath(*map(os.fsdecode, clean))
 
@@ -166,6 +169,31 @@ class _TakeOut:
             if ref is None:
                 out[start - offset : end - offset] = self.core.log.read(pos, end - start)
         return bytes(out)
+
+
+def _names(ops: list[Op | Flown | Reserved]) -> dict[int, tuple[int, bytes]]:
+    """Where what the operations make is in the end, by inode: directory and name. What was removed is not."""
+    found: dict[int, tuple[int, bytes]] = {}
+    made: set[int] = set()
+    for op in ops:
+        if isinstance(op, Create):
+            made.add(op.ino)
+            found[op.ino] = (op.parent, op.name)
+        elif isinstance(op, Rename):
+            if op.over in found and found[op.over] == (op.new_parent, op.new_name):
+                del found[op.over]
+                if op.flags & RENAME_EXCHANGE:
+                    found[op.over] = (op.parent, op.name)
+            if op.ino in made:
+                found[op.ino] = (op.new_parent, op.new_name)
+        elif isinstance(op, Unlink | Rmdir) and found.get(op.ino) == (op.parent, op.name):
+            del found[op.ino]
+    return found
+
+
+def _taken_out(op: Op | Flown | Reserved) -> bool:
+    """Whether what the operation does is among what is written below the target."""
+    return isinstance(op, Create) and (stat.S_IFMT(op.mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK))
 
 
 def _make(directory: Path) -> None:
