@@ -252,32 +252,12 @@ class Daemon:
         """The volume, retried while the server is away: until `ready_timeout` on the first start, for ever
         on a restart. None when a stop was asked for meanwhile."""
         options = self.options
-        volume_options = VolumeOptions(
-            state_dir=self._own_directory(),
-            mount_id=options.mount_id,
-            hostname=options.host_label or socket.gethostname(),
-            path=str(self.place),
-            file_system=options.token.file_system_id,
-            remote_path=options.remote_path,
-            read_only=options.read_only,
-            consistency=options.consistency,
-            exclusive=options.exclusive,
-            lease_ttl=options.lease_ttl,
-            durability=options.durability,
-            flush_age=options.flush_age,
-            buffer_size=options.buffer_size or None,
-            buffer_max=options.buffer_max,
-            io_timeout=options.io_timeout,
-            acl=options.acl,
-            version=__version__,
-        )
         # A restarted daemon's own lease is at most so long in its way (a copy of the machine has it then).
         patience = options.lease_wait + (options.lease_ttl if self.start.restarts else 0.0)
         lease_deadline = options.host.monotonic() + patience
         deadline = None if self.start.restarts else lease_deadline + options.ready_timeout
-        opening = partial(open_volume, volume_options, options.host, self.remote, self.cache)
+        opening = partial(open_volume, self._volume_options(), options.host, self.remote, self.cache)
         opened: list[Volume] = []
-
         failed: list[FsdError] = []
 
         async def open_it(scope: trio.CancelScope) -> None:
@@ -313,6 +293,28 @@ class Daemon:
         if failed:
             raise failed[0]
         return opened[0] if opened else None
+
+    def _volume_options(self) -> VolumeOptions:
+        options = self.options
+        return VolumeOptions(
+            state_dir=self._own_directory(),
+            mount_id=options.mount_id,
+            hostname=options.host_label or socket.gethostname(),
+            path=str(self.place),
+            file_system=options.token.file_system_id,
+            remote_path=options.remote_path,
+            read_only=options.read_only,
+            consistency=options.consistency,
+            exclusive=options.exclusive,
+            lease_ttl=options.lease_ttl,
+            durability=options.durability,
+            flush_age=options.flush_age,
+            buffer_size=options.buffer_size or None,
+            buffer_max=options.buffer_max,
+            io_timeout=options.io_timeout,
+            acl=options.acl,
+            version=__version__,
+        )
 
     def _waiting_for(self, exc: FsdError) -> None:
         """Say why, once for each reason."""

@@ -6,7 +6,6 @@ freed because of them.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +19,6 @@ from fsd.model.errors import (
     NoSpace,
     NotAuthenticated,
     NotPermitted,
-    PosixError,
     QuotaExceeded,
     SessionForked,
     SessionUnknown,
@@ -28,17 +26,17 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import COMMIT_OPS_MAX
-from fsd.model.ops import CONFLICT, REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
+from fsd.model.ops import REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
 from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source
-from fsd.vfs.content import Flight, operation
+from fsd.vfs.content import operation
 from fsd.vfs.core import Core
 from fsd.vfs.cut import Cutter
-from fsd.vfs.differ import becomes, stale, stale_name
 from fsd.vfs.flush import Flusher
 from fsd.vfs.log import ACK, CANCEL, CONTENT, OP
-from fsd.vfs.lost import came_back, put_off
+from fsd.vfs.lost import put_off
 from fsd.vfs.node import Inode
+from fsd.vfs.outcomes import LATE, done
 from fsd.vfs.queue import Queued, touched
 from fsd.vfs.records import Ack, Cancel, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
@@ -53,7 +51,6 @@ RETRY_FIRST: Final = 0.1
 RETRY_MAX: Final = 2.0
 RETRY_DENIED: Final = 15.0
 RESEND_AT_ONCE: Final = 3
-COMMITTED: Final = -1  # `born` of an inode the server has, in a version not read yet
 BACKLOG_OPS: Final = 2000  # so many operations are sent without waiting for their age
 
 
@@ -67,20 +64,6 @@ class CommitJob:
     def run(self, remote: Remote, cache: Cache) -> CommitAnswer:
         return remote.commit(self.commit, COMMIT_TIMEOUT)
 
-
-# What a change of names is refused with when another mount was there first.
-LATE: Final = frozenset(
-    (
-        errno.ENOENT,
-        errno.EEXIST,
-        errno.ENOTEMPTY,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EINVAL,
-        errno.EBUSY,
-        errno.EMLINK,
-    )
-)
 
 CommitterJob = CommitJob | SessionJob | ResendJob | SalvageJob
 
@@ -416,7 +399,7 @@ class Committer:
             if queued.opno >= acked:
                 break
             core.queue.remove(queued.opno)
-            switch |= self.done(queued, outcomes.get(queued.opno), answer.seq)
+            switch |= done(self, queued, outcomes.get(queued.opno), answer.seq)
         for ino in {queued.flight.ino for queued in sent if queued.flight is not None}:
             self.flusher.say_base(ino)
         self.most = COMMIT_OPS_MAX
@@ -475,116 +458,6 @@ class Committer:
         assert isinstance(op, Content)
         flown = Flown(op, queued.flight.frozen, tuple(queued.sources))
         return CONTENT, queued.flight.ino, 0, [packb(flown)]
-
-    def done(self, queued: Queued, outcome: Outcome | None, seq: int) -> bool:
-        """One operation has its outcome. True: a new session is needed to go on (see `switch`)."""
-        core = self.core
-        op = queued.op
-        assert op is not None
-        inos, names = touched(op)
-        if core.asking:
-            where = ((core.local(outcome.parent), outcome.name),) if outcome and outcome.parent else ()
-            core.meanwhile.append((seq, names + where, inos, True))
-        self.committed_ops += 1
-        self.forget(queued)
-        if queued.flight is not None:
-            core.flights.pop(queued.flight.key, None)
-        by_ino, same = core.nodes.by_ino, core.wire.empty
-        for ino in inos:
-            node = by_ino.get(ino)
-            if node is not None and not node.born:
-                # Not `seq`: the row is of that commit now, but others may have changed other fields of it
-                # before, and an answer with the same `born` would be taken for known.
-                node.born = COMMITTED
-            if not same:
-                also = core.local(core.wire.out(ino))
-                if also != ino:
-                    stale(core, also)  # the same inode under another number
-        if isinstance(op, Create) and outcome is None:
-            self.created(op.ino, seq)
-        if isinstance(op, Content):
-            self.landed(queued, outcome, seq)
-        return outcome is not None and self.differs(op, outcome)
-
-    def created(self, ino: int, seq: int) -> None:
-        """The server's (empty) content of a new file is of that commit: the base of what follows."""
-        node = self.core.nodes.by_ino.get(ino)
-        if node is not None and not node.cseq:
-            node.cseq = seq
-            if node.content is not None:
-                node.content.cseq = max(node.content.cseq, seq)
-
-    def landed(self, queued: Queued, outcome: Outcome | None, seq: int) -> None:
-        """A content operation is done: the file's base is now what it said."""
-        core = self.core
-        flight = queued.flight
-        assert flight is not None
-        node = core.nodes.by_ino.get(flight.ino)
-        if node is None or node.content is None or flight not in node.content.flights:
-            return
-        content = node.content
-        if outcome is not None and outcome.status == REFUSED:
-            self.refused_content(node, flight)
-            return
-        # Not simply stored: what the server has is something else, so the base it counts from stays.
-        applied = outcome is None
-        base = content.cseq
-        held = content.held(flight.touched, node.size) if node.rdev else 0
-        content.landed(flight, seq if applied else base)
-        self.flusher.told_base(flight.ino, base, seq if applied else None)
-        if applied:
-            node.cseq = seq
-            node.rdev += held - content.held(flight.touched, node.size) if node.rdev else 0
-            core.recent.made(queued.sources)
-        if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
-            content.cseq = node.cseq = seq  # it is a file of its own now
-        if node.gone:
-            if not content.flights:
-                core.dirty.pop(node.ino, None)
-        elif not content.unclean:
-            core.dirty.pop(node.ino, None)
-        core.settle(node)
-        core.forget_if_unused(node)
-
-    def refused_content(self, node: Inode, flight: Flight) -> None:
-        """The server did not take a flight. What came after it takes its changes along; without such, the
-        file is what the server has again."""
-        content = node.file()
-        after = content.refused(flight)
-        queued = self.core.queue.get(after.opno) if after is not None else None
-        if after is not None and queued is not None and isinstance(queued.op, Content):
-            queued.op = operation(after, queued.op.base, full=True)
-            queued.sources = after.sources
-            kind, ino, _, pieces = self.recorded(queued)
-            self.core.record_if_room(kind, ino, pieces)
-        if not content.unclean:
-            self.core.dirty.pop(node.ino, None)
-            self.core.settle(node)
-            self.core.forget_if_unused(node)
-
-    def differs(self, op: Op, outcome: Outcome) -> bool:
-        """An outcome other than applied: the names and inodes in it are asked for again."""
-        core = self.core
-        if outcome.status == CONFLICT or not (isinstance(op, Content | Create) or outcome.errno not in LATE):
-            core.conflicts += 1
-        else:
-            core.refused += 1
-            self.tell(op.ino, PosixError(outcome.errno, f"the server refused it ({outcome.reason})"))
-        if core.lost_after:
-            came_back(self, op, outcome)
-        switch = False
-        if outcome.status == CONFLICT and outcome.ino and outcome.ino != core.wire.out(op.ino):
-            switch = becomes(core, op, outcome)
-        inos, names = touched(op)
-        for ino in inos:
-            stale(core, ino)
-        for parent, name in names:
-            stale_name(core, parent, name)
-        if outcome.parent:
-            parent = core.local(outcome.parent)
-            stale(core, parent)
-            stale_name(core, parent, outcome.name)
-        return switch
 
     def wake(self, now: float) -> None:
         """The retry's time has come."""
