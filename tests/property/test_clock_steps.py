@@ -30,7 +30,13 @@ class Stepped:
         return self.client.volume.core.nodes.get(ino).mtime
 
 
-@pytest.mark.parametrize("steps", [(HOUR, -HOUR), (-HOUR, HOUR), (-HOUR, -HOUR), (24 * HOUR, -48 * HOUR)])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (HOUR, -HOUR),
+        *(pytest.param(steps, marks=pytest.mark.long) for steps in ((-HOUR, HOUR), (24 * HOUR, -48 * HOUR))),
+    ],
+)
 def test_a_holder_s_clock_has_no_say_in_its_lease(tmp_path: Path, steps: tuple[int, int]) -> None:
     place = Place(tmp_path, 5)
     holder, other = Stepped(place, "holder", exclusive=True), Stepped(place, "other", exclusive=True)

@@ -2,7 +2,10 @@
 short forms. The numbers are those of the collection the cases come from.
 
 Elsewhere: 16, 19, 23 in tests/kernel/test_cut.py; 20 and the matrix of ends in test_stop_matrix.py; 46 in
-tests/kernel/test_no_fuse.py; 24 and 26 to 35 in test_field_posix.py.
+tests/kernel/test_no_fuse.py; 24 and 26 to 35 in test_field_posix.py; 21, 36, 37, 43 and 44 in
+test_field_more.py; 38 in test_more_tools.py; 39 in tests/kernel/test_posix_rules.py; 10 and 12 in
+tests/kernel/test_checkpoint_mount.py; 11 in test_restore_mount.py; 13 in tests/contract/test_audit_repair.py;
+42 in tests/fault/test_room_comes_back.py.
 """
 
 from __future__ import annotations

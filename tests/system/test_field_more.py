@@ -1,4 +1,4 @@
-"""The rest of what users complain about, by the numbers of the collection: 21, 36, 37 and 44.
+"""The rest of what users complain about, by the numbers of the collection: 21, 36, 37, 43 and 44.
 
 Where the others are is told in test_field_cases.py.
 """
@@ -71,6 +71,47 @@ def test_case_21_du_four_at_once_over_many_files(
     assert found.stdout.count(b"\n") == count
     assert trusted.pid == pid
     assert trusted.process is not None and trusted.process.poll() is None
+
+
+def memory(pid: int) -> int:
+    """Bytes a process has now."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"{pid} is gone")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_case_43_memory_is_bounded_and_flat(server: Server, tmp_path: Path) -> None:
+    """Many small files, looked through and kept by a checkpoint, ten times over: the daemon and the server
+    take no more for the tenth round than for the fifth, and the daemon less than a KiB for each file."""
+    box = Sandbox(tmp_path / "a", server.create())
+    try:
+        box.mount()
+        (box.mountpoint / "first").mkdir()
+        filled(box.mountpoint / "first", 1000)
+        box.drain(timeout=600)
+        empty, rounds = memory(box.daemon), []
+        for number in range(10):
+            top = box.mountpoint / f"round{number}"
+            top.mkdir()
+            filled(top, 6000)
+            subprocess.run(["find", top, "-ls"], stdout=subprocess.DEVNULL, check=True, timeout=300)
+            box.fsd("checkpoint", "create", "--label", f"{number}", timeout=300)
+            box.drain(timeout=600)
+            if number == 3:
+                known = (memory(box.daemon) - empty) / (4 * 6000)
+                assert known < 1024 + (24 << 20) / (4 * 6000)  # some MiB are caches of their own bound
+            if number > 3:
+                subprocess.run(["rm", "-r", top], check=True, timeout=300)
+            box.drain(timeout=600)
+            rounds.append((memory(box.daemon), memory(server.pid)))
+        for at in (0, 1):
+            assert rounds[9][at] < 1.25 * rounds[4][at] + (8 << 20), rounds
+        assert box.unmount(timeout=300)["status"] == "unmounted"
+    finally:
+        box.close()
 
 
 HOLDER = """

@@ -58,6 +58,7 @@ except OSError as exc:
 
 
 @kernel
+@pytest.mark.long
 def test_a_holder_stopped_for_longer_than_its_lease_wakes_up_fenced_off(
     server: Server, boxes: Callable[..., Sandbox]
 ) -> None:
@@ -155,6 +156,7 @@ def names(fs: TestFs, path: str) -> list[str]:
 
 
 @kernel
+@pytest.mark.long
 def test_of_many_that_want_to_be_the_only_writer_one_is(
     shared_fs: TestFs, boxes: Callable[..., Sandbox]
 ) -> None:
@@ -269,14 +271,9 @@ def test_a_stopped_holder_of_a_lock_wakes_up_and_ends_its_command(shared_fs: Tes
 
 
 @kernel
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "fault",
-    [
-        DOUBLE_REQUEST,
-        pytest.param(DOUBLE_REPLY, marks=pytest.mark.long),
-        pytest.param(LOSE_REPLY, marks=pytest.mark.long),
-    ],
-    ids=lambda fault: str(fault.kind),
+    "fault", [DOUBLE_REQUEST, DOUBLE_REPLY, LOSE_REPLY], ids=lambda fault: str(fault.kind)
 )
 def test_a_journal_beside_an_exclusive_mount_under_doubled_requests(
     server: Server, boxes: Callable[..., Sandbox], fault: Any
