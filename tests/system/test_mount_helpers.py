@@ -16,6 +16,8 @@ import pytest
 from support.sandbox import Sandbox
 from support.server import Server
 
+from fsd.cli.table import load
+
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
@@ -31,6 +33,51 @@ def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
         made.fsd("unmount", os.fspath(made.mountpoint), "--lazy", "--timeout", "2s", check=False)
         made.detach()
     made.close()
+
+
+# Flags of `fsd mount` that make no sense in an fstab.
+NOT_IN_FSTAB = {
+    "mount-path",
+    "foreground",
+    "writeback",
+    "output",
+    "query",
+    "help",
+    "version",
+    "fs-token",
+    "dry-run",
+}
+
+
+def test_every_flag_of_mount_is_an_option(tmp_path: Path) -> None:
+    """The README says so. What the program is called with is written down by one in its place."""
+    program, log = tmp_path / "fsd", tmp_path / "log"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {shlex.quote(str(log))}\n')
+    program.chmod(0o755)
+    found = load().find(["mount"])
+    assert found is not None
+    options, expected = ["keep=one"], ["--keep", "one,two"]
+    for flag in found[0].all_flags(long=False):
+        name = flag.names[0][2:] if flag.names else ""
+        if not name or name in {"remote-path", "keep"} | NOT_IN_FSTAB:
+            continue
+        options.append(name if flag.convert is None else f"{name}=a*b")
+        expected += [f"--{name}"] if flag.convert is None else [f"--{name}", "a*b"]
+    assert len(options) > 20
+    options.append("keep=two")
+    helper = [
+        "sh",
+        str(SCRIPTS / "mount.fuse.fsd"),
+        str(program),
+        "fsd:/tasks",
+        "/mnt",
+        "-o",
+        ",".join(options),
+    ]
+    subprocess.run(helper, check=True, timeout=30, cwd="/")
+    called = log.read_text().splitlines()
+    assert called[:6] == ["mount", "/mnt", "--output", "text", "--remote-path", "/tasks"]
+    assert sorted(called[6:]) == sorted(expected)
 
 
 @pytest.fixture
