@@ -283,7 +283,7 @@ class HttpRemote:
 
         def read(answer: Answer) -> CommitAnswer:
             self._check_owner(connection, answer, call_id)
-            return self._decoded(read_answer, self._body(answer, began, patience))
+            return self._decoded(read_answer, bytes(self._body(answer, began, patience)))
 
         def failed() -> None:
             self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
@@ -359,9 +359,9 @@ class HttpRemote:
     def _blobs_once(self, asked: list[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
         # One blob may stand above the bound alone; the table of 256 is small.
         bound = BLOBS_GET_BYTES + BLOCK
-        raw = self._call("POST", "/blobs", [packb(asked)], timeout, bound + _HEAD_ROOM)
+        raw = self._exchanged("POST", "/blobs", [packb(asked)], timeout, bound + _HEAD_ROOM)
         try:
-            header, got = unpack(raw, blobs_max=BLOBS_GET_MAX, bytes_max=bound)
+            header, got = unpack(raw, blobs_max=BLOBS_GET_MAX, bytes_max=bound, views=True)
             gone = [bytes(one) for one in header["absent"]]
         except (UsageError, KeyError, TypeError) as exc:
             raise Unavailable("the answer to a request for content is no answer") from exc
@@ -410,6 +410,24 @@ class HttpRemote:
         timed: bool = True,
         on: Connection | None = None,
     ) -> bytes:
+        """As `_exchanged`, as bytes: of a large answer a copy."""
+        return bytes(
+            self._exchanged(method, path, pieces, timeout, body_max, media=media, key=key, timed=timed, on=on)
+        )
+
+    def _exchanged(
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[bytes | memoryview],
+        timeout: float,
+        body_max: int,
+        *,
+        media: str = MEDIA_TYPE,
+        key: str = "",
+        timed: bool = True,
+        on: Connection | None = None,
+    ) -> bytes | bytearray:
         """The body of a 200 or 201; raises what the server said, or `Unavailable`."""
         length = sum(map(len, pieces))
         call_id, head = self._head(method, path, length if pieces else None, media, key)
@@ -439,7 +457,7 @@ class HttpRemote:
         )
         return call_id, head.encode("ascii")
 
-    def _body(self, answer: Answer, began: float, patience: Patience | None) -> bytes:
+    def _body(self, answer: Answer, began: float, patience: Patience | None) -> bytes | bytearray:
         """Of an answer that came for a request of `began`; raises what the server said."""
         seconds = self._host.monotonic() - began
         if patience is not None:

@@ -35,11 +35,11 @@ _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
 
 
 class Answer(NamedTuple):
-    """A complete answer. Header names are lower case."""
+    """A complete answer. Header names are lower case; the body is nobody else's."""
 
     status: int
     headers: dict[str, str]
-    body: bytes
+    body: bytes | bytearray
 
 
 class Stale(Exception):
@@ -393,7 +393,7 @@ class Connection:
         self._buffer += got
         return bool(got)
 
-    def _exactly(self, size: int, clock: _Clock) -> bytes:
+    def _exactly(self, size: int, clock: _Clock) -> bytearray:
         """The next `size` bytes; large bodies are received in place."""
         have = min(size, len(self._buffer))
         body = bytearray(size)
@@ -408,7 +408,7 @@ class Connection:
                 if not got:
                     raise ValueError(f"the answer was cut after {have} of {size} bytes")
                 have += got
-        return bytes(body)
+        return body
 
     def _line(self, clock: _Clock) -> bytes:
         while (end := self._buffer.find(b"\r\n")) < 0:
@@ -418,7 +418,7 @@ class Connection:
         del self._buffer[: end + 2]
         return line
 
-    def _chunked(self, clock: _Clock, bound: int) -> bytes:
+    def _chunked(self, clock: _Clock, bound: int) -> bytearray:
         body = bytearray()
         while True:
             match = _CHUNK.match(self._line(clock))
@@ -434,5 +434,5 @@ class Connection:
                 raise ValueError("a chunk longer than it says")
         for _ in range(100):
             if not self._line(clock):
-                return bytes(body)
+                return body
         raise ValueError("trailers without end")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -54,12 +54,13 @@ from fsd.server.context import (
 from fsd.server.leases import read_exclusive
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
+from fsd.server.streaming import JoinedResponse
 from fsd.server.tree_json import at_of
 from fsd.service.access import FsRef, Grant
 from fsd.service.barriers import BarrierAnswer
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
-from fsd.wire.frame import pack
+from fsd.wire.frame import pack, pack_pieces
 from fsd.wire.messages import (
     MEDIA_TYPE,
     FeedPage,
@@ -71,6 +72,8 @@ from fsd.wire.messages import (
 )
 
 T = TypeVar("T")
+# An answer's body: whole, or as pieces that are not worth joining.
+Told: TypeAlias = bytes | list[bytes | memoryview]
 
 ONE: Final = "/v1/file-systems/{id}"
 _SESSION_MAX: Final = 2**31
@@ -198,7 +201,7 @@ async def get_blobs(request: Request) -> Response:
     there counts as used now, so that it stays for the grace."""
     keep = query_flag(request, "keep")
 
-    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes | bytearray) -> bytes:
+    def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes | bytearray) -> Told:
         hashes = unpackb(body, "the list of hashes")
         if not isinstance(hashes, tuple) or not all(
             isinstance(one, bytes) and len(one) == 32 for one in hashes
@@ -209,7 +212,7 @@ async def get_blobs(request: Request) -> Response:
         if keep:
             return pack({"absent": ctx.service.packs.keep(fs, set(hashes))}, [])
         found, absent = ctx.service.packs.read_some(fs.id, hashes, BLOBS_GET_BYTES)
-        return pack({"absent": absent}, [found[one] for one in dict.fromkeys(hashes) if one in found])
+        return pack_pieces({"absent": absent}, [found[one] for one in dict.fromkeys(hashes) if one in found])
 
     return await _hot(request, _HASHES_MAX, work)
 
@@ -330,7 +333,7 @@ def _pending(given: Any) -> Pending:
 async def _hot(
     request: Request,
     limit: int,
-    work: Callable[[Context, FsRef, Grant, bytes | bytearray], bytes],
+    work: Callable[[Context, FsRef, Grant, bytes | bytearray], Told],
     *,
     recall: bool = False,
 ) -> Response:
@@ -339,7 +342,7 @@ async def _hot(
     if not is_large(request, limit):
         body = await read_body(request, limit)
 
-        def both() -> bytes:
+        def both() -> Told:
             fs, who = ctx.recall(request) if recall else ctx.authenticate(request)
             return work(ctx, fs, who, body)
 
@@ -362,8 +365,10 @@ def _known(given: Any) -> Mark | None:
     return Mark(given[0], given[1])
 
 
-def _raw(body: bytes) -> Response:
-    return Response(body, media_type=MEDIA_TYPE)
+def _raw(body: Told) -> Response:
+    if isinstance(body, bytes):
+        return Response(body, media_type=MEDIA_TYPE)
+    return JoinedResponse(body, MEDIA_TYPE)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

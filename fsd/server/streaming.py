@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -85,6 +85,24 @@ class PiecesResponse(Response):
                 raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
             finally:
                 piece = await following
+        await send({"type": "http.response.body", "body": b""})
+
+
+class JoinedResponse(Response):
+    """Sends the pieces of a body one after the other as they are: joined, each would be copied once more."""
+
+    def __init__(self, pieces: Sequence[bytes | memoryview], media_type: str) -> None:
+        super().__init__(None, 200, {"content-length": str(sum(map(len, pieces)))}, media_type)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            try:
+                async with asyncio.timeout(BODY_IDLE):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except TimeoutError as exc:
+                raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
         await send({"type": "http.response.body", "body": b""})
 
 

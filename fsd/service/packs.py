@@ -270,7 +270,8 @@ class Packs:
         return blobs
 
     def fetch(self, locations: list[Location]) -> tuple[dict[bytes, Blob], list[Location]]:
-        """The blobs at `locations`, and those whose pack is not where its row says."""
+        """The blobs at `locations`, and those whose pack is not where its row says. Several of a pack are
+        views of what was read of it."""
         blobs = {one.hash: _blob(one, one.data) for one in locations if one.data is not None}
         packs: dict[int, list[Location]] = defaultdict(list)
         for one in locations:
@@ -283,9 +284,10 @@ class Packs:
                     start = run[0].off
                     length = run[-1].off + run[-1].stored_len - start
                     data = self._store.get(object_key(run[0].owner, pack), start, length)
+                    view = memoryview(data) if len(run) > 1 else data
                     for one in run:
                         at = one.off - start
-                        blobs[one.hash] = _blob(one, data[at : at + one.stored_len])
+                        blobs[one.hash] = _blob(one, view[at : at + one.stored_len])
             except NotFound:
                 moved += group
         return blobs, moved
@@ -317,7 +319,7 @@ def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes | m
     return pieces, Made(number, off, None, rows)
 
 
-def _blob(location: Location, stored: bytes) -> Blob:
+def _blob(location: Location, stored: bytes | memoryview) -> Blob:
     if len(stored) != location.stored_len:
         raise IntegrityError(f"pack {location.pack:016x} ends inside blob {location.hash.hex()}")
     return Blob(location.hash, location.codec, location.raw_len, stored)

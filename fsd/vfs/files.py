@@ -175,6 +175,8 @@ class FileCalls(NameCalls):
         log = self.core.log
         if len(runs) == 1 and runs[0].start == offset and runs[0].end == offset + size and not runs[0].ref:
             return log.read(runs[0].pos, size)
+        if not runs and (found := self.lone_piece(handle, content, offset, size)) is not None:
+            return found
         out = bytearray(size)
         covered = sum(run.end - run.start for run in runs if run.ref is None)
         if covered < size:
@@ -185,6 +187,22 @@ class FileCalls(NameCalls):
             elif not ref.hash:
                 out[start - offset : end - offset] = bytes(end - start)
         return bytes(out)
+
+    def lone_piece(self, handle: Handle, content: Content, offset: int, size: int) -> bytes | None:
+        """The bytes where they are part of one blob and that is in memory; what is a whole blob, as a reader
+        of a large file asks for, is not copied."""
+        index = offset // BLOCK
+        if (offset + size - 1) // BLOCK != index:
+            return None
+        found = pieces(content.shown(index), offset - index * BLOCK, size)
+        if len(found) != 1 or found[0].at or found[0].length != size:
+            return None
+        data = self.core.recent.get(found[0].hash)
+        if data is None:
+            return None
+        self.siblings.read(found[0].hash)
+        self.read_ahead(handle, content, offset, offset + size)
+        return data[found[0].boff : found[0].boff + size]
 
     def stored_bytes(
         self, handle: Handle, content: Content, offset: int, out: bytearray, runs: Sequence[Run]
@@ -226,17 +244,24 @@ class FileCalls(NameCalls):
             out[at : at + length] = memoryview(have[digest])[boff : boff + length]
 
     def read_ahead(self, handle: Handle, content: Content, offset: int, end: int) -> None:
-        """A sequential reader finds the next blocks already on their way."""
+        """A sequential reader finds the next blocks already on their way: few at first, and later half of
+        READ_AHEAD in one request, while the other half is read."""
         if offset != handle.next_read:
             handle.next_read = end
             return
         handle.next_read = end
         first = (end - 1) // BLOCK + 1
-        for index in range(first, first + READ_AHEAD):
+        reach = min(READ_AHEAD, 2 + offset // BLOCK)
+        lacking: dict[bytes, None] = {}
+        ends = False
+        for index in range(first, first + reach):
             parts: Parts = content.shown(index)
             if not parts:
+                ends = True
                 break
-            self.loader.ahead(part.hash for part in parts)
+            lacking.update((part.hash, None) for part in parts if not self.loader.comes(part.hash))
+        if ends or len(lacking) >= reach // 2:
+            self.loader.ahead(lacking)
 
     # writing -----------------------------------------------------------------------------------------
     def write(

@@ -27,7 +27,7 @@ RETRY_MAX: Final = 2.0
 BLOCKS_PAGE: Final = 4096
 LIST_PAGE: Final = 4096
 TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
-READ_AHEAD: Final = 4  # blocks
+READ_AHEAD: Final = 6  # blocks
 LARGE_AFTER: Final = 3  # names without their directory, until it is no longer asked for
 SOFT_WAIT: Final = 1.0  # seconds an answer is waited for where what is known would do without
 
@@ -536,10 +536,14 @@ class Loader:
                 waiting.append(want)
         return want
 
+    def comes(self, digest: bytes) -> bool:
+        """Whether a blob is at hand or on its way."""
+        return digest in self.core.recent or digest in self.blob_wants
+
     def ahead(self, hashes: Iterable[bytes]) -> None:
         """Load blobs nobody waits for yet."""
         for digest in hashes:
-            if digest not in self.core.recent and digest not in self.blob_wants:
+            if not self.comes(digest):
                 self.blob_wants[digest] = []
                 self.blob_queue.append(digest)
 

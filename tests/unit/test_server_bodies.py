@@ -295,3 +295,31 @@ def test_what_nobody_wants_any_more_still_passes_but_is_not_kept() -> None:
         assert back.lost
 
     run(scene())
+
+
+def test_an_answer_in_pieces_is_sent_as_they_are_and_given_up_where_nobody_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "BODY_IDLE", 0.05)
+    pieces: list[bytes | memoryview] = [b"12", memoryview(b"345")]
+
+    async def scene() -> None:
+        sent: list[Any] = []
+        stuck = asyncio.Event()
+
+        async def take(message: Any) -> None:
+            sent.append(message)
+
+        async def take_none(message: Any) -> None:
+            if message.get("body"):
+                await stuck.wait()
+
+        answer = streaming.JoinedResponse(pieces, "application/x-fsd")
+        await answer({"type": "http"}, None, take)  # type: ignore[arg-type]
+        assert (b"content-length", b"5") in sent[0]["headers"]
+        assert [one["body"] for one in sent[1:]] == [*pieces, b""]
+        assert sent[2]["body"] is pieces[1] and "more_body" not in sent[-1]
+        with pytest.raises(Unavailable, match="taken"):
+            await answer({"type": "http"}, None, take_none)  # type: ignore[arg-type]
+
+    asyncio.run(scene())

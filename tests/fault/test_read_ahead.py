@@ -1,0 +1,77 @@
+"""A large file read from its beginning to its end, in whole blocks and across them: in few requests, every
+byte as it was written."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.bench import Bench
+from support.client import Client, Clock
+
+from fsd.model.limits import BLOCK, KIB
+from fsd.vfs.loads import READ_AHEAD
+
+BLOCKS = 24
+TAIL = 5000
+
+
+@pytest.fixture
+def reader(tmp_path: Path, seed: int) -> Iterator[tuple[Client, int, bytes]]:
+    """A mount that has nothing of a large file but its name; the file's number and bytes."""
+    bench, clock = Bench(tmp_path / "server"), Clock()
+    writer, made = (Client(tmp_path / n, bench, clock, random.Random(1), n) for n in ("writer", "reader"))
+    for client in (writer, made):
+        client.net.faulty = False
+        client.inodes_max = 10_000
+    writer.open()
+    data = random.Random(seed).randbytes(BLOCKS * BLOCK + TAIL)
+    writer.put(writer.volume.root_ino, b"big", data)
+    writer.until(writer.volume.barrier())
+    made.open()
+    node = made.call(lambda v: v.lookup(v.root_ino, b"big"))
+    assert node is not None
+    yield made, node.ino, data
+    for client in (writer, made):
+        client.volume.close()
+    bench.close()
+
+
+def read(client: Client, ino: int, size: int) -> bytes:
+    fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
+    found, at = [], 0
+    while piece := client.call(lambda v, at=at: v.read(fh, at, size)):  # type: ignore[misc]
+        found.append(piece)
+        at += len(piece)
+    client.volume.release(fh)
+    return b"".join(found)
+
+
+@pytest.mark.parametrize("size", [BLOCK, 128 * KIB, 700 * KIB])
+def test_a_file_read_in_order_comes_in_half_windows(reader: tuple[Client, int, bytes], size: int) -> None:
+    client, ino, data = reader
+    assert read(client, ino, size) == data
+    assert client.remote.calls.count("blobs") <= BLOCKS * 2 // READ_AHEAD + 4
+
+
+def test_a_whole_block_at_hand_is_given_without_a_copy(reader: tuple[Client, int, bytes]) -> None:
+    client, ino, data = reader
+    fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
+    first = client.call(lambda v: v.read(fh, 0, BLOCK))
+    assert client.call(lambda v: v.read(fh, 0, BLOCK)) is first
+    assert client.call(lambda v: v.read(fh, 3, BLOCK)) == data[3 : BLOCK + 3]
+    assert client.call(lambda v: v.read(fh, BLOCKS * BLOCK, BLOCK)) == data[-TAIL:]
+    client.volume.release(fh)
+
+
+def test_reads_here_and_there_fetch_what_is_asked_for(reader: tuple[Client, int, bytes]) -> None:
+    client, ino, data = reader
+    fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
+    for index in (20, 3, 11, 7):
+        at = index * BLOCK + 10
+        assert client.call(lambda v, at=at: v.read(fh, at, 100)) == data[at : at + 100]  # type: ignore[misc]
+    assert len(client.volume.core.recent._blobs) == 4
+    client.volume.release(fh)
