@@ -164,6 +164,7 @@ def test_rules(box: Sandbox, tmp_path: Path) -> None:
     assert got[0] == got[1]
 
 
+@pytest.mark.long
 def test_huge_and_sparse(box: Sandbox) -> None:
     """A terabyte of hole is a few calls; what lies in it comes along."""
     top = box.mountpoint
@@ -179,6 +180,7 @@ def test_huge_and_sparse(box: Sandbox) -> None:
         assert file.read(8) == b"\0middle\0"
 
 
+@pytest.mark.long
 def test_many_small_pieces(box: Sandbox, seed: int) -> None:
     """More pieces than a block may have parts: they become one blob, with the same bytes."""
     rng, top = random.Random(seed), box.mountpoint
@@ -200,6 +202,7 @@ def test_many_small_pieces(box: Sandbox, seed: int) -> None:
     assert (top / "b").read_bytes() == want
 
 
+@pytest.mark.long
 def test_tools(box: Sandbox) -> None:
     """cp (which shares by itself), git and Python."""
     script = """

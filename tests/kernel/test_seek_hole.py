@@ -126,6 +126,7 @@ def test_what_another_mount_wrote(box: Sandbox, tmp_path: Path) -> None:
         wait_for(lambda: layout(path) == [(40 * MIB, 40 * MIB + 8192)], 30, "the other's data")
 
 
+@pytest.mark.long
 def test_tools_see_the_holes(box: Sandbox) -> None:
     """cp, tar and qemu's way of copying read what is data and nothing else."""
     script = """
@@ -144,6 +145,7 @@ def test_tools_see_the_holes(box: Sandbox) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_file_of_many_pieces_is_walked_quickly(box: Sandbox) -> None:
     """Thousands of pieces of data, each looked for in its turn."""
     path = box.mountpoint / "pieces"
