@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from fsd.cli import local, values
-from fsd.cli.context import Context
+from fsd.cli.context import Context, path_bytes
 from fsd.cli.output import Document, Raw, columns, lines_of
 from fsd.client.http import Http
 from fsd.client.journals import Journals, check_entry
+from fsd.client.sources import told
 from fsd.model.errors import FsdError, IntegrityError, UsageError
 from fsd.model.limits import JOURNAL_BATCH_BYTES, JOURNAL_BATCH_MAX, JOURNAL_PAGE_MAX
 from fsd.wire.strictjson import dumps, read_written, show
@@ -231,13 +233,41 @@ def _time(context: Context, text: str | None) -> str | None:
 
 
 def verify(context: Context, args: SimpleNamespace) -> Document:
-    answer = journals(context).verify(args.journal_id, args.head_hash)
+    if args.file is not None:
+        answer = _verify_export(context, args)
+    elif args.journal_id is None:
+        raise UsageError("JOURNAL is missing", hint="or --file with what `fsd journal export` wrote")
+    else:
+        answer = journals(context).verify(args.journal_id, args.head_hash)
     error: FsdError | None = None
     if not answer.get("ok"):
         bad = answer.get("first_bad_seq")
         where = f"the first bad entry is {bad}" if bad is not None else "the trusted head is not in its chain"
-        error = IntegrityError(f"the journal {args.journal_id} does not verify: {where}")
+        error = IntegrityError(f"the journal {answer['journal_id']} does not verify: {where}")
     return Document(answer, error=error)
+
+
+def _verify_export(context: Context, args: SimpleNamespace) -> dict[str, Any]:
+    """The answer of `verify` for an export."""
+    from fsd.wire.chain import verify_lines
+
+    if args.file == "-":
+        answer = verify_lines(_lines(context.streams.stdin), args.head_hash)
+    else:
+        name = path_bytes(args.file)
+        with told(name), open(name, "rb") as stream:
+            answer = verify_lines(_lines(stream), args.head_hash)
+    if args.journal_id not in (None, answer["journal_id"]):
+        raise UsageError(f"that is an export of the journal {answer['journal_id']}, not of {args.journal_id}")
+    return answer
+
+
+def _lines(stream: BinaryIO) -> Iterator[str]:
+    """Lines as text. Bytes that are no UTF-8 become what no JSON of ours may hold: they are found there."""
+    while line := stream.readline(JOURNAL_BATCH_BYTES + 1):
+        if len(line) > JOURNAL_BATCH_BYTES:
+            raise UsageError("a line of more than 4 MiB: that is no export of a journal")
+        yield line.decode("utf-8", "surrogateescape")
 
 
 def export(context: Context, args: SimpleNamespace) -> Raw:

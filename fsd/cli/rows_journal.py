@@ -111,8 +111,10 @@ ROWS: Final = (
         "check the hash chain; exit 1 when it does not hold",
         "fsd journal verify task-42", "do_journal:verify",
         flags=(
-            journal(),
+            journal(required=False),
             flag("--head-hash", "a head you trust: the chain must pass through it", metavar="HASH"),
+            flag("--file", "verify what `journal export` wrote; - is stdin. Needs neither server nor token",
+                 metavar="FILE"),
         ),
     ),
     Command(

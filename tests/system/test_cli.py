@@ -376,6 +376,33 @@ def test_journals_in_both_spellings(shared_fs: TestFs) -> None:  # noqa: F811
     exported = fsd(shared_fs, "journal", "export", "j1").text.splitlines()
     assert len(exported) == 7
     assert fsd(shared_fs, "journal", "read", "absent", code=5)
+    verify_offline("\n".join(exported).encode(), one["head_hash"])
+
+
+def verify_offline(export: bytes, head: str) -> None:
+    """By who has the export alone: no token, no server."""
+
+    def verify(data: bytes, code: int = 0, *more: str) -> Outcome:
+        found = process("journal", "verify", "--file", "-", *more, stdin=data)
+        assert found.code == code, found.err
+        return found
+
+    answer = verify(export, 0, "--head-hash", head).json
+    assert (answer["ok"], answer["entries"], answer["journal_id"]) == (True, 6, "j1")
+    assert verify(export.replace(b'"once"', b'"0nce"'), 1).json["first_bad_seq"] == 6
+    assert verify(export.replace(b"imported", b"importe\xff"), 1).json["first_bad_seq"] == 1
+    assert verify(export.rpartition(b"\n")[0], 1).json["first_bad_seq"] == 6, "one past the last"
+    verify(export, 1, "--head-hash", "0" * 64)
+    for data, what in (
+        (b"", "empty"),
+        (b"\xff\n", "first line"),
+        (b"[1]\n", "begins with"),
+        (b"x" * 5_000_000, "4 MiB"),
+    ):
+        assert what in verify(data, 2).err
+    assert "export of the journal j1" in verify(export, 2, "j2").err
+    assert process("journal", "verify", "--file", "/nonexistent/file").code == 5
+    assert "JOURNAL is missing" in process("journal", "verify").err
 
 
 @pytest.mark.parametrize(
