@@ -102,13 +102,13 @@ def listed(box: Sandbox) -> bool:
 
 
 def test_case_1_sigterm_sends_what_was_written_or_says_so(case: Case) -> None:
-    box = case.box("--stop-timeout", "4s")
+    box = case.box("--stop-timeout", "60s")
     told = big(box.mountpoint / "a")
     os.kill(box.daemon, signal.SIGTERM)
-    wait_for(lambda: not listed(box), 30, "the detach")
+    wait_for(lambda: not listed(box), 60, "the detach")
     assert box.fsd("wait-exit", os.fspath(box.mountpoint)).returncode == 0
     box.lose()
-    box.mount()
+    box = case.box("--stop-timeout", "4s")
     assert hashed(box.mountpoint / "a") == told
     case.proxy.refuse()
     told = big(box.mountpoint / "b")
