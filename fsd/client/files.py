@@ -246,6 +246,15 @@ class Files:
         """Copy one file or symlink on the server; no content moves."""
         return self.action("copy", source=source, to=target, overwrite=overwrite)
 
+    def copy_tree(
+        self, source: bytes, target: bytes, *, overwrite: bool, resume: bool, after: str | None
+    ) -> JsonObject:
+        """One step of copying what is in a directory into another, on the server: counts, what failed, and
+        `next_after` while there is more."""
+        return self.action(
+            "copy_tree", source=source, to=target, overwrite=overwrite, resume=resume, after=after
+        )
+
     def chmod(self, path: bytes, mode: int) -> JsonObject:
         return self.action("chmod", path=path, mode=_octal(mode))
 

@@ -7,16 +7,15 @@ file that failed and tells it in the result; an error that concerns all files en
 
 from __future__ import annotations
 
+import base64
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from fsd.client.files import Files, JsonObject, join, raw_path, raw_target
-from fsd.client.pool import Workers
+from fsd.client.files import Files, JsonObject, join, raw_path
 from fsd.model.errors import (
-    Conflict,
     FsdError,
     NoSpace,
     NotAuthenticated,
@@ -32,6 +31,7 @@ CHANGED_TRIES: Final = 3  # a local file that changes while copied is begun agai
 
 # Errors after which no other file would fare better.
 FATAL: Final = (NotAuthenticated, Unavailable, NoSpace, QuotaExceeded)
+STEP_COUNTS: Final = ("files", "directories", "symlinks", "skipped", "bytes")  # of a step on the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,21 @@ class Meter:
             self._path = show(path)
             self._tell()
 
-    def failed(self, path: bytes, error: FsdError) -> None:
+    def step(self, counts: Mapping[str, int], path: bytes) -> None:
+        """Several counters went up, by what the server did in one request."""
         with self._lock:
-            self.result.failed.append(Failure(show(path), error.code, error.message))
+            for name, count in counts.items():
+                setattr(self.result, name, getattr(self.result, name) + count)
+            self._path = show(path)
+            self._tell()
+
+    def failed(self, path: bytes, error: FsdError) -> None:
+        self.told(path, error.code, error.message)
+
+    def told(self, path: bytes, code: str, message: str) -> None:
+        """A path that was not copied, as the server says."""
+        with self._lock:
+            self.result.failed.append(Failure(show(path), code, message))
 
     def changed(self, path: bytes) -> None:
         with self._lock:
@@ -267,58 +279,24 @@ def _make_parents(files: Files, path: bytes) -> None:
 
 
 def _copy_tree(files: Files, source: bytes, target: bytes, options: CopyOptions, meter: Meter) -> None:
+    """Step by step on the server; the next one goes on where the last ended."""
     files.mkdir(target, parents=True)
-    directories = [files.stat(source)]
-    with Workers(options.parallel) as workers:
-        meter.stopping = workers.stopping
-        for entry in files.list(source, recursive=True):
-            path = raw_path(entry)
-            goal = target + path[len(source.rstrip(b"/")) :]
-            if entry["is_dir"]:
-                files.mkdir(goal, mode=int(entry["mode"], 8), parents=True)
-                directories.append(entry)
-                meter.did("directories", goal)
-            elif entry["kind"] in ("file", "symlink"):
-                workers.submit(meter.attempt(path, _copy_job(files, entry, path, goal, options, meter)))
-            else:
-                meter.not_copied(path)
-    for entry in reversed(directories):
-        goal = (target + raw_path(entry)[len(source.rstrip(b"/")) :]).rstrip(b"/") or b"/"
-        files.utimens(goal, mtime_ns=int(entry["mtime_ns"]))
-
-
-def _copy_job(
-    files: Files, entry: JsonObject, path: bytes, goal: bytes, options: CopyOptions, meter: Meter
-) -> Callable[[], None]:
-    def job() -> None:
-        if options.resume:
-            there = stat_or_none(files, goal)
-            if there is not None and same_file(entry, there):
-                meter.did("skipped", goal)
-                return
-        try:
-            files.copy(path, goal, overwrite=options.overwrite)
-        except Conflict:
-            if options.overwrite:
-                raise
-            meter.did("skipped", goal)
+    after: str | None = None
+    while True:
+        did = files.copy_tree(source, target, overwrite=options.overwrite, resume=options.resume, after=after)
+        meter.step({name: int(did[name]) for name in STEP_COUNTS}, target)
+        for one in did["failed"]:
+            meter.told(_path_of(one), str(one["code"]), str(one["message"]))
+        for one in did["not_copied"]:
+            meter.not_copied(_path_of(one))
+        after = did["next_after"]
+        if after is None:
             return
-        if entry["kind"] == "symlink":
-            meter.did("symlinks", goal)
-        else:
-            meter.add(int(entry["size_bytes"]))
-            meter.did("files", goal)
-
-    return job
 
 
-def same_file(one: JsonObject, other: JsonObject) -> bool:
-    """Whether two remote entries look equal, by what `resume` compares."""
-    if one["kind"] != other["kind"]:
-        return False
-    if one["kind"] == "symlink":
-        return raw_target(one) == raw_target(other)
-    return (one["size_bytes"], int(one["mtime_ns"])) == (other["size_bytes"], int(other["mtime_ns"]))
+def _path_of(told: JsonObject) -> bytes:
+    encoded = told.get("path_b64")
+    return base64.b64decode(encoded) if encoded else str(told["path"]).encode()
 
 
 def download_stream(

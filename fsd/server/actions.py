@@ -25,16 +25,20 @@ from fsd.server.context import (
     whole,
 )
 from fsd.server.tree_json import (
+    cursor_of,
     field_bytes,
     field_mode,
     field_path,
     from_b64,
+    named,
+    read_cursor,
     read_revision,
     stat_object,
 )
 from fsd.service.access import FsRef, Grant, check_own, hold_tree
+from fsd.service.copytree import TreeCopy
 from fsd.service.idempotency import Answer, Call
-from fsd.service.paths import Done, Paths, Plan
+from fsd.service.paths import Copied, Done, Paths, Plan
 from fsd.service.tree import seq_of
 
 ID_MAX: Final = 2**32 - 1
@@ -109,6 +113,8 @@ def _done(name: str, done: Done) -> dict[str, Any]:
         found["stat"] = stat_object(done.place.path, done.place.node, done.seq)
     if name == "remove":
         found.update(removed=done.removed, more=done.more)
+    if done.copied is not None:
+        found.update(_copied(done.copied))
     return found
 
 
@@ -125,6 +131,8 @@ def _rehearse(ctx: Context, fs: FsRef, name: str, plan: Callable[[Tx], Plan]) ->
         }
         if name == "remove":
             found.update(removed=made.removed, more=made.more)
+        if made.copied is not None:
+            found.update(_copied(made.copied))
         return to_answer(found)
 
     return ctx.service.forks.when_copied(fs, lambda: ctx.service.db.read(read))
@@ -163,6 +171,28 @@ def _copy(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:
     return paths.copy(
         tx, fs, field_path(body, "from"), field_path(body, "to"), overwrite=_default_true(body, "overwrite")
     )
+
+
+def _copy_tree(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:
+    build = paths.builder()
+    copy = TreeCopy(
+        tx, fs.id, build, overwrite=_default_true(body, "overwrite"), resume=flag(body, "resume") or False
+    )
+    after = read_cursor(string(body, "after"))
+    did = copy.step(field_path(body, "from"), field_path(body, "to"), after)
+    return Plan(build.ops, copied=did, more=did.after is not None)
+
+
+def _copied(did: Copied) -> dict[str, Any]:
+    """What a step did, with what failed by path and why."""
+    return {
+        **did.counts,
+        "failed": [
+            {**named("path", path), "code": why.code, "message": why.message} for path, why in did.failed
+        ],
+        "not_copied": [named("path", path) for path in did.not_copied],
+        "next_after": None if did.after is None else cursor_of(did.after),
+    }
 
 
 def _symlink(paths: Paths, tx: Tx, fs: FsRef, body: Body) -> Plan:
@@ -231,6 +261,7 @@ _ACTIONS: Final[dict[str, tuple[tuple[str, ...], Planner]]] = {
     "remove": (("path", "recursive", "if_match"), _remove),
     "rename": (("from", "to", "overwrite"), _rename),
     "copy": (("from", "to", "overwrite"), _copy),
+    "copy_tree": (("from", "to", "overwrite", "resume", "after"), _copy_tree),
     "symlink": (("target", "path", "overwrite", "if_match"), _symlink),
     "hardlink": (("source", "path"), _hardlink),
     "chmod": (("path", "mode", "follow"), _setattr),

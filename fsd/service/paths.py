@@ -20,7 +20,7 @@ from fsd.meta.database import Tx
 from fsd.model import ops
 from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.blocks import Parts, encode
-from fsd.model.errors import Conflict, PosixError, TooLarge, UsageError
+from fsd.model.errors import Conflict, FsdError, PosixError, TooLarge, UsageError
 from fsd.model.limits import COMMIT_OPS_MAX, COPY_BLOCKS_MAX, REMOVE_CHUNK, SYMLINK_MAX
 from fsd.model.names import show
 from fsd.service.access import FsRef
@@ -35,10 +35,30 @@ Path = Sequence[bytes]  # components (`model.names.split_path`)
 Apply = Callable[[Tx, FsRef, list[ops.Op], Prepared | None], tuple[int, bool]]
 
 
+FILES: Final = "files"
+SYMLINKS: Final = "symlinks"
+DIRECTORIES: Final = "directories"
+SKIPPED: Final = "skipped"
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a step of a tree's copy did (`fsd.service.copytree`). Paths are the source's. `after` is where the
+    next one goes on, None at the end."""
+
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys((FILES, SYMLINKS, DIRECTORIES, SKIPPED, "bytes"), 0)
+    )
+    failed: list[tuple[bytes, FsdError]] = field(default_factory=list)
+    not_copied: list[bytes] = field(default_factory=list)
+    after: bytes | None = None
+
+
 @dataclass(slots=True)
 class Plan:
     """Operations of one commit and what to show of it: the path `shown`, resolved again after the commit,
-    with `follow` through a last symlink. `removed` and `more` are of a removal in steps."""
+    with `follow` through a last symlink. `removed` and `more` are of a removal in steps, `copied` of the copy
+    of a tree."""
 
     ops: list[ops.Op] = field(default_factory=list)
     shown: bytes | None = None
@@ -46,6 +66,7 @@ class Plan:
     removed: int = 0
     more: bool = False
     prepared: Prepared | None = None
+    copied: Copied | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,7 @@ class Done:
     place: Place | None
     removed: int
     more: bool
+    copied: Copied | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +118,11 @@ class Paths:
         if plan.shown is not None:
             components = [part for part in plan.shown.split(b"/") if part]
             place = resolve(tx, fs.id, components, follow=plan.follow)
-        return Done(seq, moved, place, plan.removed, plan.more)
+        return Done(seq, moved, place, plan.removed, plan.more, plan.copied)
+
+    def builder(self) -> Builder:
+        """For operations that are planned elsewhere."""
+        return Builder(self._new_ino, self._host.wall_ns())
 
     # -- files ---------------------------------------------------------------------------------------
 
@@ -140,8 +166,6 @@ class Paths:
         if stat.S_ISLNK(node.mode):
             return self.symlink(tx, fs, node.target or b"", target, overwrite=overwrite)
         need_file(origin)
-        if node.blocks > COPY_BLOCKS_MAX:
-            raise TooLarge("the file is too large to be copied on the server", hint="copy it through a mount")
         place = resolve(tx, fs.id, target, follow=True)
         build = Builder(self._new_ino, self._host.wall_ns())
         there = place.node
@@ -151,18 +175,8 @@ class Paths:
             need_file(place)
             if there.ino == node.ino:
                 raise PosixError(errno.EINVAL, "source and target are the same file")
-        else:
-            mode = stat.S_IFREG | stat.S_IMODE(node.mode)
-            there = build.create(build.base(place), place.name, mode, node.uid, node.gid)
-        parts = block_parts(tx, fs.id, node, 0, node.blocks)
-        build.content(there, node.size, parts, full=True, appended=None, mtime=node.mtime)
-        if place.node is not None:
-            build.setattr(there.ino, mode=stat.S_IMODE(node.mode))
-            for name in there.xattrs or {}:
-                if name not in (node.xattrs or {}):
-                    build.setxattr(there.ino, name, None)
-        for name, value in (node.xattrs or {}).items():
-            build.setxattr(there.ino, name, value)
+        above = place.parent if there is not None else build.base(place)
+        copy_file(tx, fs.id, build, node, above, place.name, there)
         return Plan(build.ops, place.path)
 
     # -- names ---------------------------------------------------------------------------------------
@@ -410,6 +424,28 @@ class Builder:
             self.add(ops.Rmdir, ops.RMDIR, parent, name, node.ino, self.now)
         else:
             self.add(ops.Unlink, ops.UNLINK, parent, name, node.ino, node.cseq, self.now)
+
+
+def copy_file(
+    tx: Tx, fs: int, build: Builder, then: Attr, above: Attr, name: bytes, there: Attr | None
+) -> None:
+    """The file `then` under `name` in `above`, or over the file `there`, sharing the content's blobs. Raises
+    `TooLarge`."""
+    if then.blocks > COPY_BLOCKS_MAX:
+        raise TooLarge("the file is too large to be copied on the server", hint="copy it through a mount")
+    made = there
+    if made is None:
+        mode = stat.S_IFREG | stat.S_IMODE(then.mode)
+        made = build.create(above, name, mode, then.uid, then.gid)
+    parts = block_parts(tx, fs, then, 0, then.blocks)
+    build.content(made, then.size, parts, full=True, appended=None, mtime=then.mtime)
+    wanted = then.xattrs or {}
+    if there is not None:
+        build.setattr(there.ino, mode=stat.S_IMODE(then.mode))
+        for held in (there.xattrs or {}).keys() - wanted.keys():
+            build.setxattr(there.ino, held, None)
+    for held, value in wanted.items():
+        build.setxattr(made.ino, held, value)
 
 
 def _exists(path: bytes, there: Attr, *, hint: str = "") -> Conflict:
