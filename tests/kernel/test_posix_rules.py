@@ -30,7 +30,7 @@ from support.sandbox import Sandbox
 from support.server import Server, TestFs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
-SAMPLE = 12  # rules of each group in a short run
+SAMPLE = 8  # rules of each group in a short run
 
 
 @lru_cache(maxsize=1)
