@@ -61,7 +61,7 @@ ROWS: Final = (
         "fsd checkpoint restore cp_0123456789abcdefghjk /tasks/plan.md\n"
         "fsd checkpoint restore cp_0123456789abcdefghjk --to ./copy",
         "do_checkpoint:restore", changes=True,
-        plan=("POST", "/v1/file-systems/{fs}/restore", "go back to an earlier state; what is replaced is kept"),
+        plan=("POST", "/v1/file-systems/{fs}/restore", "go back to an earlier state; keep what is replaced"),
         flags=(
             checkpoint(),
             flag("--path", "only this file or directory (default: the whole tree)", metavar="PATH",
