@@ -87,7 +87,9 @@ class Cell:
         return f" {self.box.mountpoint} " in Path("/proc/self/mounts").read_text()
 
     def wait_exit(self) -> int:
-        return self.box.fsd("wait-exit", os.fspath(self.box.mountpoint), check=False).returncode
+        ended = self.box.fsd("wait-exit", os.fspath(self.box.mountpoint), check=False)
+        print(ended.stdout, ended.stderr, self.box.logs())  # shown where a cell fails
+        return ended.returncode
 
     def status_code(self, *argv: str) -> int:
         return self.box.fsd(*argv, os.fspath(self.box.mountpoint), check=False).returncode
