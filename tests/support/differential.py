@@ -102,6 +102,14 @@ class Maker:
         )
         if flags & os.O_CREAT and flags & os.O_DIRECTORY:
             flags &= ~os.O_CREAT & ~os.O_EXCL  # the kernel's own rules for that changed over the years
+        if self.random.randrange(20) == 0:
+            return (
+                "open",
+                self._path(),
+                os.O_TMPFILE | choose((os.O_RDWR, os.O_WRONLY)),
+                self._mode(),
+                self._slot(),
+            )
         if self.random.randrange(6) == 0:
             return "openat", self._slot(), choose(NAMES), flags, self._mode(), self._slot()
         return "open", self._path(), flags, self._mode(), self._slot()
@@ -119,12 +127,15 @@ class Maker:
                 ("seek", slot, size, self.random.choice((os.SEEK_SET, os.SEEK_CUR, os.SEEK_END))),
                 ("fsync", slot) if self.random.randrange(4) == 0 else ("fstat", slot),
                 ("ftruncate", slot, size),
+                ("fallocate", slot, self.random.choice((0, 1, 3, 16, 17)), size, self._size()),
+                ("copy_range", slot, size, self._slot(), self._size(), self._size()),
                 ("fstat", slot),
                 ("fchmod", slot, self._mode()),
                 ("fchown", slot, self._owner(), self._owner()),
                 ("close_slot", slot),
                 ("mkdirat", slot, self.random.choice(NAMES), self._mode()),
                 ("unlinkat", slot, self.random.choice(NAMES)),
+                ("name_slot", slot, self._path()),
                 ("listfd", slot),
             )
         )

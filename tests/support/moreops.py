@@ -57,6 +57,17 @@ class MoreOps:
     slots: dict[int, int]
     home: int  # the directory it was started in, open: its path may lead through what is closed to it
 
+    def fallocate(self, slot: int, mode: int, offset: int, length: int) -> object:
+        return called("fallocate", self.slots[slot], mode, ctypes.c_long(offset), ctypes.c_long(length))
+
+    def copy_range(self, slot: int, start: int, to: int, at: int, length: int) -> object:
+        return os.copy_file_range(self.slots[slot], self.slots[to], length, start, at)
+
+    def name_slot(self, slot: int, path: bytes) -> object:
+        """A name for what is open there, which only a file made without one may get."""
+        of = b"/proc/self/fd/%d" % self.slots[slot]
+        return called("linkat", AT_FDCWD, of, AT_FDCWD, path, AT_SYMLINK_FOLLOW)
+
     def enter(self, path: bytes) -> object:
         """Stands in `path` below where it was started."""
         os.fchdir(self.home)
