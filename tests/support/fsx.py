@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from support.ranges import KEEP, PUNCH, ZERO, fallocate
+
 PAGE: Final = mmap.PAGESIZE
 BLOCK: Final = 1 << 20
 HISTORY: Final = 25
@@ -61,7 +63,7 @@ class Fsx:
 
     def _weighted(self) -> list[Callable[[], None]]:
         steps = [self._read] * 6 + [self._write] * 7 + [self._truncate] * 2
-        steps += [self._fsync, self._reopen, self._copy, self._empty, self._pieces]
+        steps += [self._fsync, self._reopen, self._copy, self._empty, self._pieces, self._hole, self._hole]
         if self.mode.mapped:
             steps += [self._map_read] * 3 + [self._map_write] * 4
         return steps
@@ -210,6 +212,20 @@ class Fsx:
             os.ftruncate(self._fds[0], size)
         del self.model[size:]
         self.model.extend(bytes(size - len(self.model)))
+
+    def _hole(self) -> None:
+        """A hole or zeros by fallocate, which may reach beyond the end."""
+        start, end = self._range(1, self.size_max)
+        mode = self._random.choice((PUNCH | KEEP, ZERO, ZERO | KEEP, 0))
+        if start == end:
+            return
+        self._note(f"fallocate {mode} {start}…{end}")
+        fallocate(self._fds[self._which()], mode, start, end - start)
+        if not mode & KEEP and end > len(self.model):
+            self.model.extend(bytes(end - len(self.model)))
+        inside = min(end, len(self.model))
+        if mode and start < inside:
+            self.model[start:inside] = bytes(inside - start)
 
     def _fsync(self) -> None:
         which = self._which()
