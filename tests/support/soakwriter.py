@@ -15,20 +15,19 @@ import os
 import random
 import struct
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 FILES: Final = 40  # at most, in a directory of its own and three below it
-SIZES: Final = (
-    0,
-    17,
-    900,
-    4096,
-    20_000,
-    130_000,
-    700_000,
-)  # bytes of a call, at most one request
+# Bytes of a call, at most one request of the kernel's.
+SIZES: Final = (0, 17, 900, 4096, 20_000, 130_000, 700_000)
+WEIGHTS: Final = (4, 20, 20, 30, 20, 5, 1)
+# Bytes a second on average, some seconds' worth at once: calls come without pause, but what minutes of them
+# leave has to fit a test's S3 server, which gives back what was deleted only later.
+RATE: Final = 1_500_000
+AHEAD: Final = 2.0
 LARGEST: Final = 2_500_000
 PAGE: Final = 4096
 _NUMBERS: Final = struct.Struct("<q")
@@ -93,7 +92,7 @@ class Steps:
             return "create", fresh, 0, 0, 0
         path = rng.choice(files)
         if what < 0.6:
-            size, length = len(self.nodes[path].data), rng.choice(SIZES)
+            size, length = len(self.nodes[path].data), rng.choices(SIZES, WEIGHTS)[0]
             at = rng.choice((0, size, rng.randrange(size + 1)))
             return "write", path, min(at, LARGEST - length), length, rng.getrandbits(32)
         if what < 0.66:
@@ -212,12 +211,15 @@ def call(top: Path, steps: Steps, step: Step) -> None:
 def main() -> None:
     top, steps, counters = Path(sys.argv[1]), Steps(int(sys.argv[2])), Counters(Path(sys.argv[3]))
     os.umask(0o022)
+    began, written = time.monotonic(), 0
     while not counters.stop:
         step = steps.next()
         counters.begun = steps.count + 1
         call(top, steps, step)
         steps.apply(step)
         counters.done = steps.count
+        written += step[3] if step[0] == "write" else 0
+        time.sleep(max(0.0, written / RATE - AHEAD - (time.monotonic() - began)))
 
 
 if __name__ == "__main__":
