@@ -413,6 +413,7 @@ class Daemon:
             await trio.sleep(TICK)
             turned = self.options.host.monotonic()
             machine.post(machine.tick)
+            machine.post(self.operations.forget_kept)
             if not self.options.state:
                 self.feed.look()
             rounds += 1

@@ -21,7 +21,7 @@ from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
-from fsd.kernel.requests import EVERY_GROUP, Change, changes_owner, may_keep_bits, newest
+from fsd.kernel.requests import EVERY_GROUP, Change, changes_owner, may_keep_bits, newest, take_forgotten
 from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
@@ -184,6 +184,13 @@ class FsdOperations(pyfuse3.Operations):
         return self.entries.absent(self._ino(parent), name) if inode is None else self.entries.of(inode)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        self._forget(inode_list)
+
+    def forget_kept(self) -> None:
+        """What the kernel forgot since the last call and nobody has handled."""
+        self._forget(take_forgotten())
+
+    def _forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for nodeid, nlookup in inode_list:
             if nodeid == 1:
                 continue

@@ -20,7 +20,7 @@ from fsd.kernel.handshake import CACHE_SYMLINKS, DONT_MASK, KILLPRIV, PARALLEL, 
 from fsd.kernel.machine import LoopWait
 from fsd.kernel.mini import Scheduler
 from fsd.kernel.operations import FsdOperations
-from fsd.kernel.requests import INIT, seen
+from fsd.kernel.requests import INIT, keep_forgotten, seen
 from fsd.model.errors import FsdError, InternalError, Unsupported
 from fsd.model.limits import PARKED_MAX
 
@@ -205,6 +205,8 @@ class FuseSession:
             wanted |= DONT_MASK
         if seen(INIT):
             wanted |= KILLPRIV
+            if isinstance(self._loop, MiniLoop):  # it reads without blocking
+                keep_forgotten()
         self._operations.told_of_privileges = bool(wanted & offered & KILLPRIV)
         return wanted
 
