@@ -115,9 +115,8 @@ class RangeCalls(FileCalls):
         """[start, end), which lies inside the file, is a hole from now on."""
         content, core = node.file(), self.core
         time = core.stamp()
-        pos = self.flusher.log_change(
-            node, PUNCH, start, [TIME.pack(time, 0), LENGTH.pack(end - start)], spare=False
-        )
+        # As a truncation it fits on a full disk: it may be what makes room.
+        pos = self.flusher.log_change(node, PUNCH, start, [TIME.pack(time, 0), LENGTH.pack(end - start)])
         node.rdev += content.stored(start, end)
         content.wrote(start, end, pos, core.now(), ref=HOLE)
         self.content_changed(node, time)
