@@ -169,7 +169,7 @@ class Checkpoints:
 
         def begin() -> tuple[Want, Callable[[], object]]:
             want = machine.volume.checkpoint(ask, partial=partial_too, within=within)
-            forget = machine.watch(want, wake, within=None, bounded=False)
+            forget = machine.watch(want, wake, within=None, request=False)
             machine.pump()
             return want, forget
 

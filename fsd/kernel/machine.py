@@ -48,7 +48,8 @@ class Loop(Protocol):
 class Parked:
     """One waiter. `wake(None)` when the want ended, `wake(error)` to end the waiting early; `pid` is the
     process that waits (0: unknown), `inherited` when it is only the one that opened the handle. `undone`:
-    nothing of its call has happened yet. `since` and `deadline` are monotonic seconds."""
+    nothing of its call has happened yet. `request`: the kernel waits for the answer. `since` and `deadline`
+    are monotonic seconds."""
 
     want: Want
     wake: Callable[[BaseException | None], None]
@@ -57,6 +58,7 @@ class Parked:
     pid: int
     inherited: bool
     undone: bool = False
+    request: bool = True
     woken: bool = False
 
 
@@ -157,17 +159,17 @@ class Machine:
         pid: int = 0,
         inherited: bool = False,
         undone: bool = False,
-        bounded: bool = True,
+        request: bool = True,
     ) -> Callable[[], object]:
         """Have `wake` called once: with None when `want` ended, with an error when `within` seconds have
-        passed since `since`. Returns what forgets the watch. Raises `Unavailable` over
-        PARKED_MAX when `bounded`."""
-        if bounded and len(self._parked) >= PARKED_MAX:
+        passed since `since`. Returns what forgets the watch. `request`: for a request of the kernel; these
+        end with its connection, and over PARKED_MAX waiters raise `Unavailable`."""
+        if request and len(self._parked) >= PARKED_MAX:
             raise Unavailable(f"{PARKED_MAX} requests wait for the server already")
         now = self.host.monotonic()
         since = now if since is None else since
         deadline = None if within is None else since + within
-        parked = Parked(want, wake, since, deadline, pid, inherited, undone)
+        parked = Parked(want, wake, since, deadline, pid, inherited, undone, request)
         key = self._next_key = self._next_key + 1
         self._parked[key] = parked
         if want.finished:
@@ -211,10 +213,14 @@ class Machine:
         """Whether a handler that began to wait at `since` has waited as long as one may."""
         return bool(self.io_timeout) and self.host.monotonic() - since >= self.io_timeout
 
-    def fail_all(self, error: BaseException) -> None:
-        """End every waiting now: the connection to the kernel is gone, or the daemon is about to be."""
+    def fail_requests(self, error: BaseException) -> None:
+        """The connection to the kernel is gone: end all that waits for an answer to one of its requests. Who
+        waits for what was written to be sent (the last flush, the control socket) waits on."""
+        self._fail(error, lambda parked: parked.request)
+
+    def _fail(self, error: BaseException, which: Callable[[Parked], bool]) -> None:
         for parked in list(self._parked.values()):
-            if not parked.woken:
+            if not parked.woken and which(parked):
                 self.wake(parked, error)
 
     def snapshot(self) -> list[Parked]:
@@ -226,7 +232,7 @@ class Machine:
         if self._stopped:
             return
         self._stopped = True
-        self.fail_all(Unavailable("the mount ends"))
+        self._fail(Unavailable("the mount ends"), lambda _: True)
         self._runner.stop()
         if self.at_once is not None:
             self.at_once.stop()

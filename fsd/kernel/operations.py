@@ -166,7 +166,7 @@ class FsdOperations(pyfuse3.Operations):
 
     def abort(self) -> None:
         """Answer everything that is parked with EIO."""
-        self._machine.fail_all(Unavailable("the mount ends"))
+        self._machine.fail_requests(Unavailable("the mount ends"))
 
     def _ino(self, nodeid: int) -> int:
         return self._root if nodeid == 1 else nodeid

@@ -292,7 +292,7 @@ class Stopper:
         def begin() -> None:
             want = machine.volume.barrier()
             wants.append(want)
-            forget.append(machine.watch(want, wake, within=within, bounded=False))
+            forget.append(machine.watch(want, wake, within=within, request=False))
             machine.pump()
 
         if before is not None and not before.clean:

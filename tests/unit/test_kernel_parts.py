@@ -193,9 +193,23 @@ class TestMachine:
         with pytest.raises(Unavailable, match="wait for the server already"):
             machine.watch(Want("one more"), lambda error: None, within=None)
         # The daemon's own barrier must never be the one that is refused.
-        machine.watch(Want("barrier"), lambda error: None, within=None, bounded=False)()
+        machine.watch(Want("barrier"), lambda error: None, within=None, request=False)()
         forgets[0]()
         machine.watch(Want("fits again"), lambda error: None, within=None)
+
+    def test_the_end_of_the_connection_ends_its_requests_and_not_the_last_flush(self) -> None:
+        """An unmount is told to the main thread, which begins to send the rest, before the loop has ended."""
+        machine = make_machine(Clock())
+        parked: list[object] = []
+        flush: list[object] = []
+        machine.watch(Want("a read"), parked.append, within=None)
+        machine.watch(Want("the barrier"), flush.append, within=None, request=False)
+        machine.fail_requests(Unavailable("gone"))
+        machine.fail_requests(Unavailable("gone"))
+        assert [str(one) for one in parked] == ["gone"]
+        assert flush == []
+        machine.stop()
+        assert [type(one) for one in flush] == [Unavailable]
 
     def test_a_want_that_has_ended_wakes_at_once(self) -> None:
         machine = make_machine(Clock())
