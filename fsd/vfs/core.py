@@ -188,6 +188,15 @@ class Core:
             self.log.rotate(self.state())
         return self.log.append(kind, ino, offset, pieces, spare=spare)
 
+    def prepare(self, length: int) -> None:
+        """The records that follow, `length` bytes together, will find room on the disk. Raises `NoSpace`: a
+        call of several records ends before its first where it cannot be done whole."""
+        if self.unsaid:
+            self.say_state()
+        if self.log.must_rotate(length):
+            self.log.rotate(self.state())
+        self.log.prepare(length)
+
     def say_state(self) -> None:
         """A STATE record with the wire numbers that changed since the last one."""
         self.unsaid = False

@@ -302,6 +302,12 @@ class Log:
         """
         return self._write(kind, ino, offset, pieces, spare=spare)
 
+    def prepare(self, length: int) -> None:
+        """Have room in this segment for records of `length` bytes together, their headers included: appending
+        them does not fail for want of it. Raises `NoSpace`. The caller rotates first, as for `append`."""
+        if self._at + length + RESERVE > self._allocated:
+            self._allocate(self._at + length, True)
+
     def _write(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool) -> int:
         crc, length = 0, 0
         for piece in pieces:

@@ -120,7 +120,10 @@ class NameCalls(UnnamedCalls, ListingCalls):
         if is_dir and directory.nlink >= LINK_MAX:
             raise PosixError(errno.EMLINK, "too many directories in one")
         given = self.inherited(directory, mode) if self.core.options.acl and target is None else None
-        self.room(RECORD_ROOM if given is None else 4 * RECORD_ROOM + given.length)
+        length = RECORD_ROOM if given is None else 4 * RECORD_ROOM + given.length
+        self.room(length)
+        if given is not None:
+            self.core.prepare(length)
         mode = mode & ~umask if given is None else given.safe
         if stat.S_ISREG(mode):
             rdev = 0

@@ -60,9 +60,11 @@ class UnnamedCalls(AttributeCalls):
         """The first name of a file made without one. Parks for room before anything is changed."""
         core = self.core
         xattrs = node.xattrs or {}
-        self.room((3 + len(xattrs)) * RECORD_ROOM + sum(map(len, xattrs.values())))
+        length = (3 + len(xattrs)) * RECORD_ROOM + sum(map(len, xattrs.values()))
+        self.room(length)
         if session_of(node.ino) != core.session:
             core.alias(node.ino, core.new_ino())  # the session it was made in is over
+        core.prepare(length)
         time = core.stamp()
         mode = node.mode & ~0o077 if acl.ACCESS in xattrs else node.mode
         op = Create(

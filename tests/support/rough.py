@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fsd.model.errors import NoSpace
 from fsd.vfs import build, content, flush
+from fsd.vfs.segments import HEAD_LEN
 from fsd.vfs.types import Park, Want
 from fsd.vfs.volume import Volume
 from support.world import World
@@ -75,13 +76,26 @@ class Rough(World):
         log = self.volume.core.log
         write = log._write
 
-        def failing(*args: Any, **more: Any) -> int:
+        promised, prepare = (0, 0), log.prepare  # a segment, and up to where there is room in it
+
+        def fail() -> None:
             if self.full and self.rng.random() < self.full:
                 self.failed += 1
                 raise NoSpace("the test's disk is full")
-            return write(*args, **more)
 
-        log._write = failing  # type: ignore[method-assign]
+        def failing(kind: int, ino: int, offset: int, pieces: list[bytes], **more: Any) -> int:
+            end = log._at + HEAD_LEN + sum(map(len, pieces))
+            if log._segment != promised[0] or end > promised[1]:
+                fail()
+            return write(kind, ino, offset, pieces, **more)
+
+        def promise(length: int) -> None:
+            nonlocal promised
+            fail()
+            prepare(length)
+            promised = log._segment, log._at + length
+
+        log._write, log.prepare = failing, promise  # type: ignore[method-assign]
 
     def passed(self, name: str) -> None:
         if self.crash_in == 0:

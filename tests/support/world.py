@@ -83,6 +83,7 @@ class World(Client):
         self.tree = Tree()
         self.handles: list[tuple[int, Node, int]] = []
         self.nameless: list[Node] = []
+        self.copying: tuple[Node, int, bytes] | None = None  # a copy under way: to, where, what
         self.done: list[str] = []
         self.open()
 
@@ -93,6 +94,7 @@ class World(Client):
     # random steps ------------------------------------------------------------------------------------
     def step(self) -> None:
         """One random thing happens."""
+        self.copying = None
         kinds: list[tuple[int, Callable[[], None]]] = [
             (14, self.do_create),
             (20, self.do_write),
@@ -236,7 +238,9 @@ class World(Client):
         if length <= 0 or (source is node and abs(start - at) < length):
             return
         self.note(f"copy {source.ino:x} {start}+{length} to {node.ino:x} {at}")
+        self.copying = (node, at, bytes(source.data[start : start + length]))
         done = self.call(lambda v: v.copy_range(from_, start, to, at, length, 0))
+        self.copying = None
         assert 0 < done <= length
         node.data.extend(bytes(max(0, at - len(node.data))))
         node.data[at : at + done] = source.data[start : start + done]
@@ -474,8 +478,31 @@ class World(Client):
         """Everything acknowledged is there; programs begin again."""
         self.handles.clear()
         self.nameless.clear()
+        self.copied_partly()
         self.check_server()
         self.renumber(self.tree.root, self.volume.root_ino)
+
+    def copied_partly(self) -> None:
+        """A copy that was killed has done some of it, from its beginning, or nothing."""
+        copying, self.copying = self.copying, None
+        if copying is None or copying[0].nlink == 0:
+            return
+        node, at, wanted = copying
+        _, (attrs,) = self.bench.service.namespace.ask(self.bench.fs, [("attrs", (node.ino,))])
+        assert attrs[0] is not None
+        found, node.mtime = self.bench.read(attrs[0]), attrs[0].mtime
+        if found == node.data:
+            return
+        before = node.data + bytes(max(0, at - len(node.data)))
+        # As far as the end of what is new, or as what differs reaches.
+        done = len(found) - at if len(found) > len(before) else 0
+        for offset in range(min(len(wanted), len(found) - at), done, -1):
+            if found[at + offset - 1] != before[at + offset - 1]:
+                done = offset
+                break
+        before[at : at + done] = wanted[:done]
+        assert found == before, f"a killed copy to {node.ino:x} left something else"
+        node.data = before
 
     def renumber(self, node: Node, ino: int) -> None:
         """Inode numbers survive a remount."""
