@@ -216,6 +216,7 @@ def test_many_random_calls(box: Sandbox, tmp_path: Path, seed: int) -> None:
         both.close()
 
 
+@pytest.mark.long
 def test_tools(box: Sandbox) -> None:
     """What people call: fallocate(1), cp, truncate, rsync, posix_fallocate, fio."""
     script = """
