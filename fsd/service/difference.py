@@ -107,6 +107,18 @@ class Side:
         self._tx, self._fs, self.at = tx, fs, at
         self._attrs: dict[int, Attr | None] = {}
         self._names: dict[int, list[Key]] = {}
+        self._known: dict[int, int] = {}  # inodes that go by another's number
+        self._own: dict[int, int] = {}  # and back
+
+    def succeed(self, old: int, new: int) -> None:
+        """The directory `new` goes by the number of `old`, which is not there, from now on: before any names
+        are asked for. `attr` still tells the number it has."""
+        assert not self._names, "names would tell the other number"
+        self._attrs[old], self._attrs[new] = self.attr(new), None
+        self._known[new], self._own[old] = old, new
+
+    def known_as(self, ino: int) -> int:
+        return self._known.get(ino, ino)
 
     def load_attrs(self, inos: Iterable[int]) -> None:
         wanted = [ino for ino in dict.fromkeys(inos) if ino not in self._attrs]
@@ -134,13 +146,13 @@ class Side:
 
     def load_names(self, inos: Iterable[int]) -> None:
         wanted = [ino for ino in dict.fromkeys(inos) if ino not in self._names]
-        for some in chunks(wanted):
+        for some in chunks([self._own.get(ino, ino) for ino in wanted]):
             found: dict[int, set[Key]] = defaultdict(set)
             rows, values = values_list([(ino,) for ino in some])
             bound = (*values, self._fs, self.at, self.at)
             for ino, parent, name in self._tx.all(NAMES_AT_SQL.format(rows), bound):
-                found[ino].add((parent, name))
-            self._names.update((ino, sorted(found[ino])) for ino in some)
+                found[ino].add((self.known_as(parent), name))
+            self._names.update((self.known_as(ino), sorted(found[ino])) for ino in some)
 
     def names(self, ino: int) -> list[Key]:
         if ino not in self._names:

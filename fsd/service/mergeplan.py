@@ -7,8 +7,9 @@ attribute and each xattr are compared for themselves, so a file edited here and 
 
 An inode of the fork is the parent's of the same number. Where the parent has none of that number, it is what
 the parent has under the name it had at the base, if that is of the same type (many programs replace a file to
-change it); what both made under one name is one if it is equal. Names are decided from the top down, so that
-a directory is known before what lies in it.
+change it); what both made under one name is one if it is equal. A directory that the fork removed and made
+anew under its name is the one it was (`mergeanew`). Names are decided from the top down, so that a directory
+is known before what lies in it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.errors import TooLarge
 from fsd.model.limits import BLOCK, MERGE_BLOCKS_MAX
 from fsd.service.difference import Key, Side, changed_keys
+from fsd.service.mergeanew import made_anew
+from fsd.service.mergecheck import faults
 from fsd.service.mergewords import (
     ATTRIBUTES,
     BOTH_ADDED,
@@ -55,19 +58,23 @@ class Plan:
         self.base, self.theirs, self.view = Side(tx, fork, first), Side(tx, fork, last), view
         self._seq, self._decide = seq, decide
         self._before, self._after = self.base.entries(keys.names), self.theirs.entries(keys.names)
-        self._keys = {key for key in keys.names if self._before.get(key) != self._after.get(key)}
         self._inos, self._with_blocks = keys.inos | keys.blocks, keys.blocks
         inos = self._inos | set(self._before.values()) | set(self._after.values())
-        inos.update(parent for parent, _ in self._keys)
+        inos.update(parent for parent, _ in keys.names)
         self.base.load_attrs(inos)
         self.theirs.load_attrs(inos)
         view.load_nodes(inos)
+        self.made: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # fork's inodes that are others of the parent's
+        self._after = made_anew(
+            self.base, self.theirs, self._before, self._after, lambda ino: self.number(ino) is None
+        )
+        names = self._before.keys() | self._after.keys()
+        self._keys = {key for key in names if self._before.get(key) != self._after.get(key)}
         view.load_names(self._keys)
         self.slots: dict[Key, Slot] = {}
         self.edits: dict[int, Edit] = {}
-        self.made: dict[int, int] = {}
         self.clashes: list[Clash] = []
-        self._numbers: dict[int, int] = {}  # fork's inodes that are others of the parent's
         self._left_out: set[int] = set()  # directories the fork made that are not made here
         self._stays: set[int] = set()  # inodes of the parent no name of which goes
         self._unplaced: set[int] = set()  # and which get no new one
@@ -93,15 +100,20 @@ class Plan:
             self._name(key)
         self._drop_cancelled()
         self._removed_files()
-        self._removed_directories()
-        while self._kept_by_name():
+        before = -1
+        while before != len(self.slots):  # what stays keeps what it is in, and that what *it* is in
+            before = len(self.slots)
             self._removed_directories()
+            self._kept_by_name()
         self._replaced()
         for ino in sorted(self._inos):
             self._inode(ino)
-        self._loops()
         placed = {slot.new for slot in self.slots.values()}
         self.made = {number: ino for number, ino in self.made.items() if number in placed}
+        decided = not self.clashes  # else names are missing in the plan
+        for slot, kind, ino in faults(self.view, self.slots, self.made):
+            if decided or kind == LOOP:
+                self._undecidable(slot.key, kind, slot.base, ino, self._after.get(slot.key, 0))
 
     @staticmethod
     def _there(side: Side, ino: int) -> bool:
@@ -168,6 +180,8 @@ class Plan:
         now, node = self.theirs.attr(ino), self.view.node(ours)
         if now is None or node is None or self.base.attr(ino) is not None:
             return False
+        if self.base.attr(ours) is not None and (node.is_dir or ours in self._inos):
+            return False  # the parent moved it here, and the fork has it too: two would be one
         both_dirs = now.is_dir and node.is_dir
         if not both_dirs and (now.mode != node.mode or not self._same_content(now, self.theirs, node)):
             return False
@@ -274,6 +288,9 @@ class Plan:
             if number is None and self.base.attr(now) is not None:
                 number = self._gone_here(key, now)
                 if number is None:
+                    if was and self.theirs.attr(was) is not None:
+                        # It stays removed; what was there goes where the fork has it.
+                        self.slots[there, key[1]] = Slot(ours, 0, key, was)
                     return
             elif number is None:
                 number = now
@@ -407,7 +424,7 @@ class Plan:
             counts[at[0]] = counts.get(at[0], 0) + (slot.new == 0)
         self._drop_cancelled()
 
-    def _kept_by_name(self) -> bool:
+    def _kept_by_name(self) -> None:
         """What stays, since its name in the fork is not made, keeps the one the fork gave to another."""
         placed = {slot.new for slot in self.slots.values()} | self._going
         found = [one for one in self.slots.items() if one[1].old in self._stays - placed]
@@ -416,7 +433,6 @@ class Plan:
                 self._undecidable(slot.key, REMOVED_CHANGED, slot.base, slot.old, slot.base)
             self._keep(at, slot)
         self._drop_cancelled()
-        return bool(found)
 
     def _replaced(self) -> None:
         """What the fork replaced by something new of its type keeps the attributes the parent changed."""
@@ -436,25 +452,6 @@ class Plan:
             return
         if edit.fields or edit.xattrs:
             self.edits[slot.new] = edit
-
-    def _loops(self) -> None:
-        """No directory may come to lie below itself."""
-        above: dict[int, tuple[int, Slot]] = {}
-        for (parent, _name), slot in self.slots.items():
-            node = self.view.node(slot.new) if slot.new else None
-            if slot.new in self.made or (node is not None and node.is_dir):
-                above[slot.new] = (parent, slot)
-        for ino, (_parent, slot) in above.items():
-            at, seen = ino, {ino}
-            while at != ROOT_INO:
-                node = self.view.node(at)
-                at = above[at][0] if at in above else 0 if node is None else node.parent
-                if at == 0:
-                    break
-                if at in seen:
-                    self._undecidable(slot.key, LOOP, slot.base, ino, self._after.get(slot.key, 0))
-                    break
-                seen.add(at)
 
     # -- inodes --------------------------------------------------------------------------------------
 
@@ -516,7 +513,8 @@ class Plan:
 
     def _merge_attributes(self, edit: Edit, was: Attr, now: Attr, node: Node) -> None:
         clash = _take(edit, was, now, node)
-        if clash and self._clash(self._path_of(now.ino), ATTRIBUTES, now.ino, node.ino, now.ino) == OURS:
+        ino = was.ino
+        if clash and self._clash(self._path_of(ino), ATTRIBUTES, ino, node.ino, ino) == OURS:
             edit.fields, edit.xattrs = {}, {}
         newer = edit.content or node.mtime == was.mtime or now.mtime > node.mtime
         if not now.is_dir and now.mtime not in (was.mtime, node.mtime) and newer:
