@@ -370,7 +370,7 @@ class Plan:
                     self._undecidable(slot.key, REMOVED_CHANGED, slot.base, slot.old, slot.base)
                 continue
             was = self.base.attr(slot.base) if slot.base else None
-            if was is None or self._same_content(was, self.base, node):
+            if was is None or self._same_content(was, self.base, node) or self._same_as_new(slot, node):
                 continue
             kind = BOTH_CHANGED if slot.new else CHANGED_REMOVED
             now = self._after.get(slot.key, 0)
@@ -378,6 +378,13 @@ class Plan:
                 self._going.discard(slot.old)
                 self._keep(at, slot)
         self._drop_cancelled()
+
+    def _same_as_new(self, slot: Slot, node: Node) -> bool:
+        """Whether what the fork has there instead is what the parent made of it."""
+        now = self.theirs.attr(self.made[slot.new]) if slot.new in self.made else None
+        if now is None or stat.S_IFMT(now.mode) != stat.S_IFMT(node.mode):
+            return False
+        return self._same_content(now, self.theirs, node)
 
     def _is_wanted(self, slot: Slot, node: Node, ino: int) -> bool:
         """Whether a file that would go lives on in the fork, as `ino`, under names the parent removed: then

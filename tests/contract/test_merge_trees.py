@@ -1,0 +1,227 @@
+"""Merges where both sides moved, removed or made anew directories: what comes of it is a tree, and nothing
+that one side put somewhere is dropped without a word. Every filesystem passes the audit at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from support.bench import Bench, Mount
+from test_fork_engines import fork, merge, on
+
+from fsd.model.attrs import ROOT_INO
+from fsd.service.access import FsRef
+from fsd.service.audit import audit
+from fsd.service.merge import CONFLICTS, MERGED, NOTHING
+
+Kinds = set[tuple[str, str]]
+
+
+class Two:
+    """A filesystem with directories a, b and c, a file in a, and what a fork and it do to them."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.parent = bench, bench.fs
+        mount = bench.mount()
+        self.a, self.b, self.c = (mount.mkdir(ROOT_INO, name) for name in (b"a", b"b", b"c"))
+        self.file = mount.file(self.a, b"file", b"base")
+        self.loose = mount.file(ROOT_INO, b"loose", b"loose")
+        mount.commit()
+        self.child = fork(bench)
+
+    def does(self, fs: FsRef, change: Callable[[Mount], Any]) -> None:
+        mount = on(self.bench, fs).mount()
+        change(mount)
+        assert mount.commit() == []
+
+    def merge(self, **wish: Any) -> tuple[str, Kinds]:
+        """What it came to; what has no answer changes nothing, and whatever came of it is a tree."""
+        before = on(self.bench, self.parent).tree()
+        done = merge(self.bench, self.parent, self.child, **wish)
+        found = audit(self.bench.service.db, self.parent)
+        assert not found, found
+        assert done["status"] != CONFLICTS or self.bench.tree() == before
+        return done["status"], {(one["path"], one["kind"]) for one in done["conflicts"]}
+
+    def tree(self) -> dict[str, object]:
+        return on(self.bench, self.parent).tree()
+
+    def head(self, fs: FsRef) -> int:
+        return int(self.bench.service.feed.head(fs))
+
+
+@pytest.fixture
+def two(bench: Bench) -> Two:
+    return Two(bench)
+
+
+def test_what_was_moved_away_has_one_name_where_the_parent_removed_what_came(two: Two) -> None:
+    """The fork moved b away and a file to its name, which the parent removed: with ours b is where the fork
+    has it, and there alone."""
+
+    def theirs(mount: Mount) -> None:
+        mount.rename(ROOT_INO, b"b", two.b, two.c, b"moved")
+        mount.rename(ROOT_INO, b"loose", two.loose, ROOT_INO, b"b")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.unlink(ROOT_INO, b"loose", two.loose, two.head(two.parent)))
+    assert two.merge() == (CONFLICTS, {("/b", "removed-renamed")})
+    assert two.merge(ours=("*",)) == (MERGED, set())
+    assert two.tree() == {"a": None, "a/file": b"base", "c": None, "c/moved": None}
+
+
+def test_what_was_replaced_stays_where_the_parent_removed_what_came(two: Two) -> None:
+    """As above, but the fork has b no more: ours keeps it, theirs has the file back in its place."""
+
+    def theirs(mount: Mount) -> None:
+        mount.rmdir(ROOT_INO, b"b", two.b)
+        mount.rename(ROOT_INO, b"loose", two.loose, ROOT_INO, b"b")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.unlink(ROOT_INO, b"loose", two.loose, two.head(two.parent)))
+    assert two.merge() == (CONFLICTS, {("/b", "removed-renamed")})
+    assert two.merge(theirs=("/b",)) == (MERGED, set())
+    assert two.tree() == {"a": None, "a/file": b"base", "b": b"loose", "c": None}
+
+
+def anew(two: Two, names: dict[bytes, bytes], mode: int = 0o755) -> Callable[[Mount], None]:
+    """Remove directory a and what is in it, make another of that name."""
+
+    def change(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.bench.fs))
+        mount.rmdir(ROOT_INO, b"a", two.a)
+        made = mount.mkdir(ROOT_INO, b"a")
+        mount.setattr(made, mode=mode)
+        for name, data in names.items():
+            mount.file(made, name, data)
+
+    return change
+
+
+def test_a_directory_made_anew_keeps_what_the_parent_put_into_it(two: Two) -> None:
+    two.does(two.child, anew(two, {b"built": b"theirs"}, 0o700))
+    two.does(two.parent, lambda mount: mount.file(two.a, b"new", b"ours"))
+    assert two.merge() == (MERGED, set())
+    assert two.tree() == {
+        "a": None,
+        "a/built": b"theirs",
+        "a/new": b"ours",
+        "b": None,
+        "c": None,
+        "loose": b"loose",
+    }
+    assert two.bench.find("/a").mode & 0o777 == 0o700
+    assert two.bench.find("/a").ino == two.a, "mounts that stand in it are not thrown out"
+    two.does(two.child, lambda mount: mount.file(on(two.bench, two.child).find("/a").ino, b"more", b"later"))
+    assert two.merge() == (MERGED, set())
+    assert two.tree()["a/more"] == b"later"
+
+
+def test_a_directory_made_anew_goes_where_the_parent_moved_it(two: Two) -> None:
+    two.does(two.child, anew(two, {b"file": b"built"}))
+    two.does(two.parent, lambda mount: mount.rename(ROOT_INO, b"a", two.a, two.c, b"moved"))
+    assert two.merge() == (MERGED, set())
+    assert two.tree() == {"b": None, "c": None, "c/moved": None, "c/moved/file": b"built", "loose": b"loose"}
+
+
+def test_a_file_that_was_replaced_by_what_the_parent_made_of_it_is_no_conflict(two: Two) -> None:
+    def theirs(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.child))
+        mount.file(two.a, b"file", b"the same")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.write(two.file, b"the same", two.head(two.parent)))
+    assert two.merge() == (MERGED, set())
+    assert two.tree()["a/file"] == b"the same"
+
+
+def test_a_file_changed_in_a_directory_made_anew_is_a_conflict(two: Two) -> None:
+    two.does(two.child, anew(two, {b"file": b"built"}))
+    two.does(two.parent, lambda mount: mount.write(two.file, b"edited", two.head(two.parent)))
+    assert two.merge() == (CONFLICTS, {("/a/file", "both-changed")})
+    assert two.merge(ours=("/a",))[0] in (MERGED, NOTHING)
+    assert two.tree()["a/file"] == b"edited"
+
+
+def test_a_directory_made_anew_that_the_parent_removed(two: Two) -> None:
+    """As it was, but for what went: it goes."""
+
+    def gone(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.parent))
+        mount.rmdir(ROOT_INO, b"a", two.a)
+
+    two.does(two.child, anew(two, {}))
+    two.does(two.parent, gone)
+    assert two.merge() == (NOTHING, set())
+    assert two.tree() == {"b": None, "c": None, "loose": b"loose"}
+
+
+@pytest.mark.parametrize("decided", ["ours", "theirs"])
+def test_a_directory_made_anew_with_something_in_it_that_the_parent_removed(two: Two, decided: str) -> None:
+    def gone(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.parent))
+        mount.rmdir(ROOT_INO, b"a", two.a)
+
+    two.does(two.child, anew(two, {b"built": b"theirs"}))
+    two.does(two.parent, gone)
+    assert two.merge() == (CONFLICTS, {("/a", "removed-changed")})
+    assert two.merge(**{decided: ("/a",)})[0] != CONFLICTS
+    assert two.tree().get("a/built") == (b"theirs" if decided == "theirs" else None)
+
+
+def test_a_directory_the_fork_made_is_not_one_the_parent_moved_there(two: Two) -> None:
+    """The fork has both: what it put into each under one name would be one."""
+
+    def theirs(mount: Mount) -> None:
+        mount.file(two.b, b"same", b"of b")
+        mount.file(mount.mkdir(ROOT_INO, b"x"), b"same", b"of x")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.rename(ROOT_INO, b"b", two.b, ROOT_INO, b"x"))
+    assert two.merge() == (CONFLICTS, {("/x", "both-added")})
+    assert two.merge(ours=("*",)) == (MERGED, set())
+    assert two.tree()["x/same"] == b"of b"
+
+
+MOVES: dict[str, Callable[[Two, Mount], Any]] = {
+    "b into c": lambda two, m: m.rename(ROOT_INO, b"b", two.b, two.c, b"b"),
+    "c into b": lambda two, m: m.rename(ROOT_INO, b"c", two.c, two.b, b"c"),
+    "b over c": lambda two, m: m.rename(ROOT_INO, b"b", two.b, ROOT_INO, b"c", two.c),
+    "c over b": lambda two, m: m.rename(ROOT_INO, b"c", two.c, ROOT_INO, b"b", two.b),
+    "a over b": lambda two, m: m.rename(ROOT_INO, b"a", two.a, ROOT_INO, b"b", two.b),
+    "b and c swapped": lambda two, m: m.rename(ROOT_INO, b"b", two.b, ROOT_INO, b"c", two.c, 0, 2),
+    "b away": lambda two, m: m.rename(ROOT_INO, b"b", two.b, two.a, b"b"),
+    "b removed": lambda two, m: m.rmdir(ROOT_INO, b"b", two.b),
+    "b anew": lambda two, m: (m.rmdir(ROOT_INO, b"b", two.b), m.mkdir(ROOT_INO, b"b")),
+    "b filled": lambda two, m: m.file(two.b, b"f", b"f"),
+    "b moved, anew": lambda two, m: (m.rename(ROOT_INO, b"b", two.b, two.c, b"o"), m.mkdir(ROOT_INO, b"b")),
+    "file to b": lambda two, m: (
+        m.rename(ROOT_INO, b"b", two.b, two.c, b"o"),
+        m.rename(ROOT_INO, b"loose", two.loose, ROOT_INO, b"b"),
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("theirs", MOVES)
+def test_moves_of_directories_on_both_sides(bench: Bench, theirs: str) -> None:
+    """Every pair of them, with every answer: merged, or conflicts that have changed nothing; always a tree,
+    and a file that one side alone put somewhere is somewhere."""
+    tried = 0
+    for ours, change in MOVES.items():
+        for wish in ({}, {"ours": ("*",)}, {"theirs": ("*",)}, {"ours": ("/b",), "theirs": ("*",)}):
+            bench.fs = bench.new_fs()
+            two = Two(bench)
+            two.does(two.child, partial(MOVES[theirs], two))
+            two.does(two.parent, partial(change, two))
+            status, kinds = two.merge(**wish)
+            assert (status == CONFLICTS) == bool(kinds), (ours, wish)
+            held = list(two.tree().values())
+            for data in (b"base", b"loose"):
+                assert held.count(data) == 1, (ours, wish, data)
+            if "b filled" in (ours, theirs) and status == MERGED:
+                assert b"f" in held, (ours, wish)
+            tried += 1
+    assert tried == 4 * len(MOVES)
