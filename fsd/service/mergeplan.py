@@ -66,6 +66,7 @@ class Plan:
         view.load_nodes(inos)
         self.made: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # fork's inodes that are others of the parent's
+        self._others: dict[int, int] = {}  # and back
         self._after = made_anew(
             self.base, self.theirs, self._before, self._after, lambda ino: self.number(ino) is None
         )
@@ -166,9 +167,9 @@ class Plan:
         node = None if slot is None else self.view.node(slot.ino)
         if was is None or node is None or stat.S_IFMT(was.mode) != stat.S_IFMT(node.mode):
             return None
-        if was.is_dir and self.base.attr(node.ino) is not None:
-            return None  # it is the fork's directory of its own number: two would be one
-        self._numbers[ino] = node.ino
+        if self.base.attr(node.ino) is not None or self._others.get(node.ino, ino) != ino:
+            return None  # it is the fork's of its own number, or another's: two would be one
+        self._numbers[ino], self._others[node.ino] = node.ino, ino
         return node.ino
 
     def _is(self, ino: int, ours: int) -> bool:
@@ -182,10 +183,12 @@ class Plan:
             return False
         if self.base.attr(ours) is not None and (node.is_dir or ours in self._inos):
             return False  # the parent moved it here, and the fork has it too: two would be one
+        if self._others.get(ours, ino) != ino and self.base.attr(self._others[ours]) is not None:
+            return False
         both_dirs = now.is_dir and node.is_dir
         if not both_dirs and (now.mode != node.mode or not self._same_content(now, self.theirs, node)):
             return False
-        self._numbers[ino] = ours
+        self._numbers[ino], self._others[ours] = ours, self._others.get(ours, ino)
         return True
 
     def _same_content(self, attr: Attr, side: Side, node: Node) -> bool:

@@ -185,6 +185,44 @@ def test_a_directory_the_fork_made_is_not_one_the_parent_moved_there(two: Two) -
     assert two.tree()["x/same"] == b"of b"
 
 
+def test_what_the_parent_moved_over_a_file_is_not_that_file(two: Two) -> None:
+    """The fork wrote into one and changed the mode of the other: both would be changes of one inode."""
+
+    def theirs(mount: Mount) -> None:
+        mount.write(two.loose, b"written", two.head(two.child))
+        mount.setattr(two.file, mode=0o600)
+
+    two.does(two.child, theirs)
+    two.does(
+        two.parent,
+        lambda mount: mount.rename(
+            ROOT_INO, b"loose", two.loose, two.a, b"file", two.file, two.head(two.parent)
+        ),
+    )
+    assert two.merge() == (CONFLICTS, {("/a/file", "removed-changed")})
+    assert two.merge(ours=("/a",)) == (MERGED, set())
+    assert two.tree()["a/file"] == b"written"
+
+
+def test_links_of_one_new_file_of_the_parent_are_not_two_files_of_the_fork(two: Two) -> None:
+    """The parent put one file under two names; the fork wrote into each of the two that were there."""
+
+    def theirs(mount: Mount) -> None:
+        mount.write(two.loose, b"one", two.head(two.child))
+        mount.write(two.file, b"two", two.head(two.child))
+
+    def ours(mount: Mount) -> None:
+        head = two.head(two.parent)
+        mount.unlink(ROOT_INO, b"loose", two.loose, head)
+        mount.unlink(two.a, b"file", two.file, head)
+        mount.link(mount.file(ROOT_INO, b"loose", b"loose"), two.a, b"file")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, ours)
+    status, kinds = two.merge()
+    assert status == CONFLICTS and {kind for _, kind in kinds} <= {"removed-changed", "both-changed"}
+
+
 MOVES: dict[str, Callable[[Two, Mount], Any]] = {
     "b into c": lambda two, m: m.rename(ROOT_INO, b"b", two.b, two.c, b"b"),
     "c into b": lambda two, m: m.rename(ROOT_INO, b"c", two.c, two.b, b"c"),
