@@ -3,7 +3,7 @@
 `plain` runs (no renames, no links) are compared path by path with a three-way merge of the two trees: what is
 expected is known exactly, conflicts included. `wild` runs do everything: after them every filesystem passes
 the audit, a conflict has changed nothing, a merge has lost no content that either side wrote, and merging
-again does nothing.
+again does nothing. `moves` runs are mostly renames, with answers for one side here and for the other there.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ class Pair:
         self.base = shown(self.ours.tree)
         self.base_stored = self.stored(self.parent)
 
-    def play(self, machine: Machine, fs: FsRef, steps: int, *, plain: bool) -> None:
+    def play(
+        self, machine: Machine, fs: FsRef, steps: int, *, plain: bool = False, moves: bool = False
+    ) -> None:
         """Random commits of one side."""
         self.bench.fs = fs
         kinds = [name for name in dir(machine) if name.startswith("op_")]
         if plain:
             kinds = ["op_create", "op_mkdir", "op_write", "op_chmod", "op_unlink", "op_rmdir"]
+        elif moves:
+            kinds += ["op_rename"] * 5 + ["op_mkdir", "op_rmdir"]
         for _ in range(steps):
             for _ in range(self.rng.choice((1, 1, 3))):
                 getattr(machine, self.rng.choice(kinds))()
@@ -198,6 +202,30 @@ def wild_run(bench: Bench, seed: int) -> list[str]:
     return told
 
 
+def moves_run(bench: Bench, seed: int) -> str:
+    """Mostly renames on both sides; conflicts decided now for one side, now for the other."""
+    rng = random.Random(seed)
+    pair = Pair(bench, rng, plain=False)
+    pair.play(pair.theirs, pair.fork, rng.choice((1, 3, 5)), moves=True)
+    pair.play(pair.ours, pair.parent, rng.choice((1, 3, 5)), moves=True)
+    ours, theirs = pair.on(pair.parent), pair.on(pair.fork)
+    done = pair.merge()
+    pair.audit()
+    if done["status"] != CONFLICTS:
+        written = (contents(ours) | contents(theirs)) - contents(pair.base)
+        assert written <= contents(pair.on(pair.parent)), "content that one side wrote is lost"
+        return str(done["status"])
+    some = [f"*/{name}" for name in rng.sample("abcdefgh", 7)]
+    mixed = tuple(some[: rng.choice((0, 1, 3))])
+    for wish in (Wish(mixed, tuple(some[3:])), Wish(mixed, ("*",)), Wish(("*",))):
+        assert pair.on(pair.parent) == ours
+        done = pair.merge(wish)
+        pair.audit()
+        if done["status"] != CONFLICTS:
+            break
+    return f"decided: {done['status']}"
+
+
 def rebuilt(bench: Bench, fs: FsRef) -> Any:
     """The model of what a filesystem shows, to go on from."""
     from test_versions import File
@@ -234,6 +262,12 @@ def test_merges_of_everything(bench: Bench, seed: int) -> None:
     assert MERGED in told
 
 
+def test_merges_of_moves(bench: Bench, seed: int) -> None:
+    told = [moves_run(bench, seed + at) for at in range(4)]
+    bench.new_fs()
+    assert len(told) == 4
+
+
 def test_no_two_directories_of_the_fork_are_one_of_the_parent(bench: Bench) -> None:
     """The parent moved a directory to where another had been, which the fork still has (this seed)."""
     wild_run(bench, 5_000_221)
@@ -266,4 +300,5 @@ def test_merges_long(tmp_path: Path, seed: int, at: int) -> None:
         for one in range(25):
             plain_run(made, seed + 1000 * at + one)
             wild_run(made, seed + 1000 * at + one)
+            moves_run(made, seed + 1000 * at + one)
         made.new_fs()
