@@ -44,6 +44,7 @@ STATE: Final = "state"
 TREE: Final = "tree"
 LOCK: Final = "lock"
 STATE_FORMAT: Final = 1
+LOOK_AFTER: Final = 1.0
 KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passed on to it
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 PUSHES: Final = 3  # while processes that outlive the command go on changing what was pushed
@@ -368,9 +369,19 @@ def _execute(options: RunOptions, cwd: Path, signals: _Signals, result: RunResul
     signals.child = child
     if signals.arrived():
         child.send_signal(signals.arrived())  # it came while the command was being started
-    code = child.wait()
+    code = _ended(child)
     signals.child = None
     return 128 - code if code < 0 else code
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the end. In pieces: a signal that the kernel gave to another thread (the main one had just got
+    one) does not end the main thread's wait, and would be handled at the command's end only."""
+    while True:
+        try:
+            return child.wait(LOOK_AFTER)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def _recall(directory: Path, files: Files) -> _Work:
