@@ -156,6 +156,10 @@ class Writer:
         self.box.close()
 
 
+def _is_empty(directory: Path) -> bool:
+    return not list(directory.iterdir())
+
+
 class Soak:
     """`run` for some seconds, then `finish`, then `empty`; close it always. Threads are its actors."""
 
@@ -477,7 +481,8 @@ class Soak:
         for path in sorted({name.split("/")[0] for name in self.export(self.fs)}):
             self._remove(path)
         for writer in self.writers:
-            assert not list(writer.box.mountpoint.iterdir()), "a mount shows what is gone"
+            # The feed tells within a second; after the server's restart it may be some seconds later.
+            wait_for(partial(_is_empty, writer.box.mountpoint), 30, "a mount to hear of what is gone")
             writer.box.unmount(timeout=WAIT)
         assert not need(self.fs.ask("GET", "/forks?all=1"))["forks"], "forks that nobody deleted"
         days = 40
