@@ -39,16 +39,24 @@ def replayed_bytes(directory: Path) -> int:
 
 
 def _says_more(segment: Path) -> bool:
-    """Whether it holds something else than which session it belongs to; damage counts."""
-    with open(segment, "rb") as file:
-        at = 0
-        while head := os.pread(file.fileno(), HEAD_LEN, at):
-            if not head.strip(b"\0"):
-                return False  # allocated ahead
-            if len(head) < HEAD_LEN or HEAD_CRC.unpack_from(head, HEAD.size)[0] != crc32(head[: HEAD.size]):
-                return True
-            kind, length = HEAD.unpack_from(head)[1:4:2]
-            if kind != STATE:
-                return True
-            at += HEAD_LEN + length
+    """Whether it holds something else than which session it belongs to. Damage counts, and so does what cannot
+    be read: whoever opens the log says what is wrong."""
+    try:
+        with open(segment, "rb") as file:
+            return _records_more(file.fileno())
+    except OSError:
+        return True
+
+
+def _records_more(fd: int) -> bool:
+    at = 0
+    while head := os.pread(fd, HEAD_LEN, at):
+        if not head.strip(b"\0"):
+            return False  # allocated ahead
+        if len(head) < HEAD_LEN or HEAD_CRC.unpack_from(head, HEAD.size)[0] != crc32(head[: HEAD.size]):
+            return True
+        kind, length = HEAD.unpack_from(head)[1:4:2]
+        if kind != STATE:
+            return True
+        at += HEAD_LEN + length
     return False
