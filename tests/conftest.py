@@ -18,6 +18,7 @@ from support import leftovers
 from support.contract import contract_server, store  # noqa: F401 - fixtures
 from support.postgres import postgres_server  # noqa: F401 - a fixture for all
 from support.reading import trusted  # noqa: F401
+from support.sandbox import boxes, short_dir  # noqa: F401 - fixtures
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
 from support.server import server, shared_fs, shared_server  # noqa: F401
 from support.tinyplace import tiny  # noqa: F401

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 from support.bench import Bench
-from support.postgres import PostgresServer
+from support.postgres import database_of
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    with Bench(tmp_path_factory.mktemp(request.param), database=url) as made:
+    with Bench(tmp_path_factory.mktemp(request.param), database=database_of(request)) as made:
         yield made
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.postgres import PostgresServer
+from support.postgres import database_of
 from support.sweeping import DAY, SweepBench, noise, same
 
 from fsd.meta.sql import MAX
@@ -26,11 +26,7 @@ LARGE = 90_000
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SweepBench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    bench = SweepBench(tmp_path_factory.mktemp(request.param), database=url)
+    bench = SweepBench(tmp_path_factory.mktemp(request.param), database=database_of(request))
     yield bench
     bench.service.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.postgres import PostgresServer
+from support.postgres import PostgresServer, database_of
 from support.server import Server
 from support.wait import wait_for
 
@@ -66,11 +66,9 @@ def clock() -> Clock:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Service]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    made = open_service(ServiceOptions(tmp_path, database=url), replace(Host(), wall_ns=clock))
+    made = open_service(
+        ServiceOptions(tmp_path, database=database_of(request)), replace(Host(), wall_ns=clock)
+    )
     made.tokens.announce({"r1": "http://127.0.0.1:1", "r2": "http://127.0.0.1:2"}, b"master key")
     yield made
     made.close()

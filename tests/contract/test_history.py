@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.bench import Bench, Mount
-from support.postgres import PostgresServer
+from support.postgres import database_of
 
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import NotFound
@@ -21,11 +21,7 @@ from fsd.service.retained import At
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    with Bench(tmp_path, database=url) as made:
+    with Bench(tmp_path, database=database_of(request)) as made:
         yield made
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.bench import Bench, Mount
-from support.postgres import PostgresServer
+from support.postgres import database_of
 
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
@@ -42,12 +42,8 @@ CLOCK = Clock()
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
     host = replace(Host(), wall_ns=CLOCK)
-    with Bench(tmp_path_factory.mktemp(request.param), host, database=url) as made:
+    with Bench(tmp_path_factory.mktemp(request.param), host, database=database_of(request)) as made:
         yield made
 
 

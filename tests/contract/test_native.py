@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.bench import Bench, Mount
-from support.postgres import PostgresServer
+from support.postgres import PostgresServer, database_of
 
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
@@ -34,11 +34,7 @@ from fsd.wire.messages import LIST, PATH
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    with Bench(tmp_path, database=url) as made:
+    with Bench(tmp_path, database=database_of(request)) as made:
         yield made
 
 

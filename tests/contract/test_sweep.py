@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.postgres import PostgresServer
+from support.postgres import PostgresServer, database_of
 from support.sweeping import DAY, SweepBench, noise, same
 
 from fsd.blobs.store import Listed
@@ -33,11 +33,7 @@ LARGE = 90_000  # more than an inline pack
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SweepBench]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    with SweepBench(tmp_path_factory.mktemp(request.param), database=url) as bench:
+    with SweepBench(tmp_path_factory.mktemp(request.param), database=database_of(request)) as bench:
         yield bench
 
 

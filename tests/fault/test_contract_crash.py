@@ -20,7 +20,7 @@ from support.contract import (
     key_for,
     writer,
 )
-from support.postgres import PostgresServer
+from support.postgres import database_of
 from support.server import Server
 from support.wait import wait_for
 
@@ -73,12 +73,8 @@ class Scene:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Server, str | None]]:
-    url = None
-    options: list[str] = []
-    if request.param == "postgresql":
-        postgres: PostgresServer = request.getfixturevalue("postgres_server")
-        url = postgres.fresh()
-        options = ["--database", url]
+    url = database_of(request)
+    options = ["--database", url] if url else []
     server = Server(tmp_path / "server", *options)
     try:
         yield server.start(), url

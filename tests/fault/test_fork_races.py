@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.bench import Bench
 from support.daywork import Mount, content_of
-from support.postgres import PostgresServer
+from support.postgres import database_of
 
 from fsd.model import ops
 from fsd.model.attrs import ROOT_INO
@@ -130,11 +130,7 @@ class Race:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr("fsd.service.forkcopy.FORK_CHUNK", 5)
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    with Bench(tmp_path, database=url) as made:
+    with Bench(tmp_path, database=database_of(request)) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.cli import process
 from support.fuzz import Fuzz, Made
-from support.postgres import PostgresServer
+from support.postgres import database_of
 from support.server import Server, TestFs
 
 from fsd.wire.messages import read_answer
@@ -26,10 +26,8 @@ NEVER = ("/v1/file-systems/{id}", "DELETE")  # it would end the run
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def victim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    options: list[str] = []
-    if request.param == "postgresql":
-        postgres: PostgresServer = request.getfixturevalue("postgres_server")
-        options = ["--database", postgres.fresh()]
+    url = database_of(request)
+    options = ["--database", url] if url else []
     made = Server(tmp_path / "victim", *options)
     try:
         yield made.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.churn import Churn
-from support.postgres import PostgresServer
+from support.postgres import database_of
 from support.sweeping import SweepBench
 
 from fsd.blobs.s3 import S3Options, S3Store
@@ -24,10 +24,7 @@ Place = tuple[SweepBench, list[Service]]
 @pytest.fixture(params=["sqlite", "postgresql", pytest.param("s3", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A bench and its replicas: one on SQLite, two on PostgreSQL, one on SQLite with an S3 bucket."""
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
+    url = database_of(request)
     bench = SweepBench(tmp_path / "data", database=url)
     services = [bench.service]
     if request.param == "postgresql":

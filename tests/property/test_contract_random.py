@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.contract import artifact, checkpoint, file, key_for
-from support.postgres import PostgresServer
+from support.postgres import database_of
 
 from fsd.host.seam import Host
 from fsd.model.errors import CheckpointError, Conflict
@@ -389,12 +389,10 @@ class World:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Service, Clock]]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
     clock = Clock()
-    service = open_service(ServiceOptions(tmp_path, database=url), replace(Host(), wall_ns=clock))
+    service = open_service(
+        ServiceOptions(tmp_path, database=database_of(request)), replace(Host(), wall_ns=clock)
+    )
     service.tokens.announce({"local": "http://127.0.0.1:1"}, b"k" * 32)
     yield service, clock
     service.close()

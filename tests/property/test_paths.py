@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.postgres import PostgresServer
+from support.postgres import database_of
 
 from fsd.host.seam import Host
 from fsd.meta.database import Tx
@@ -247,11 +247,7 @@ def step(rng: random.Random, remote: Remote, local: Local) -> tuple[str, int, in
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
-    url = None
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        url = server.fresh()
-    made = open_service(ServiceOptions(tmp_path / "data", database=url), Host())
+    made = open_service(ServiceOptions(tmp_path / "data", database=database_of(request)), Host())
     made.tokens.announce({"r1": "http://127.0.0.1:1"}, b"m" * 32)
     yield made
     made.close()

@@ -18,7 +18,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import open_database
 from fsd.service.access import FsRef
 from fsd.service.audit import audit
-from support.postgres import PostgresServer
+from support.postgres import database_of
 from support.server import Reply, Server, TestFs
 
 Json = dict[str, Any]
@@ -272,13 +272,9 @@ def contract_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """A server with the test clock; in the end every filesystem on it is audited."""
-    url = None
-    options = ["--test-clock"]
-    if request.param == "postgresql":
-        postgres: PostgresServer = request.getfixturevalue("postgres_server")
-        url = postgres.fresh()
-        options += ["--database", url]
-    made = Server(tmp_path_factory.mktemp(f"contract-{request.param}"), *options)
+    url = database_of(request)
+    options = ["--database", url] if url else []
+    made = Server(tmp_path_factory.mktemp(f"contract-{request.param}"), "--test-clock", *options)
     try:
         yield made.start()
         made.stop()

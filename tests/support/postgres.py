@@ -110,3 +110,11 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.remove()
+
+
+def database_of(request: pytest.FixtureRequest) -> str | None:
+    """For a fixture whose parameter names an engine: the URL of a new PostgreSQL database; None: SQLite."""
+    if request.param != "postgresql":
+        return None
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.fresh()

@@ -11,8 +11,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +193,16 @@ def sandbox(base: Path, fs: TestFs, *options: str, **more: Any) -> Iterator[Sand
 def short_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a short path (control sockets have at most 107 bytes)."""
     return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def boxes(short_dir: Path) -> Iterator[Callable[..., Sandbox]]:
+    """Makes sandboxes, given a name and what `Sandbox` takes; all are closed at the end, stopped ones too."""
+    with ExitStack() as made:
+
+        def make(name: str, fs: TestFs, *options: str, **more: Any) -> Sandbox:
+            box = Sandbox(short_dir / name, fs, *options, **more)
+            made.callback(box.close)
+            return box
+
+        yield make

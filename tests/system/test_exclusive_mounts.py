@@ -6,31 +6,17 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.proxy import BLACK_HOLE, FaultProxy
-from support.sandbox import Sandbox, alive, short_dir  # noqa: F401
+from support.sandbox import Sandbox, alive
 from support.server import Server, TestFs
 from support.wait import wait_for
 
 HOLD = ("--exclusive", "--lease-time", "2s")
-
-
-@pytest.fixture
-def boxes(short_dir: Path) -> Iterator[Callable[..., Sandbox]]:  # noqa: F811
-    """Makes sandboxes; all are closed at the end."""
-    made: list[Sandbox] = []
-
-    def make(name: str, fs: TestFs, *options: str, **more: Any) -> Sandbox:
-        made.append(Sandbox(short_dir / name, fs, *options, **more))
-        return made[-1]
-
-    yield make
-    for box in made:
-        box.close()
 
 
 def fails(number: int, act: Callable[[], object]) -> None:

@@ -10,33 +10,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cli import command, process
 from support.proxy import DOUBLE_REPLY, DOUBLE_REQUEST, LOSE_REPLY, FaultProxy
-from support.sandbox import Sandbox, short_dir  # noqa: F401
+from support.sandbox import Sandbox
 from support.server import Server, TestFs
 from support.wait import wait_for
 
 HOLD = ("--exclusive", "--lease-time", "2s")
 kernel = pytest.mark.kernel
-
-
-@pytest.fixture
-def boxes(short_dir: Path) -> Iterator[Callable[..., Sandbox]]:  # noqa: F811
-    """Makes sandboxes; all are closed at the end, stopped ones too."""
-    made: list[Sandbox] = []
-
-    def make(name: str, fs: TestFs, *options: str, **more: Any) -> Sandbox:
-        made.append(Sandbox(short_dir / name, fs, *options, **more))
-        return made[-1]
-
-    yield make
-    for box in made:
-        box.close()
 
 
 def start(fs: TestFs, *argv: str, **more: str) -> subprocess.Popen[str]:

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.proxy import BLACK_HOLE, FaultProxy
-from support.sandbox import Sandbox, short_dir  # noqa: F401
+from support.sandbox import Sandbox
 from support.server import Server, TestFs
 from support.wait import wait_for
 
@@ -25,18 +25,13 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
-def boxes(short_dir: Path) -> Iterator[Callable[..., Sandbox]]:  # noqa: F811
-    """Makes and mounts sandboxes; all are closed at the end."""
-    made: list[Sandbox] = []
-
+def mounted(boxes: Callable[..., Sandbox]) -> Callable[..., Sandbox]:
     def make(name: str, fs: TestFs, *options: str, **more: str) -> Sandbox:
-        made.append(Sandbox(short_dir / name, fs, *options, **more))
-        made[-1].mount()
-        return made[-1]
+        box = boxes(name, fs, *options, **more)
+        box.mount()
+        return box
 
-    yield make
-    for box in made:
-        box.close()
+    return make
 
 
 def sees(box: Sandbox, path: str, text: str) -> bool:
@@ -49,13 +44,13 @@ def sees(box: Sandbox, path: str, text: str) -> bool:
 # How soon.
 
 
-def visible_after(server: Server, boxes: Callable[..., Sandbox], commits: int) -> None:
+def visible_after(server: Server, mounted: Callable[..., Sandbox], commits: int) -> None:
     """A commits; a program on B reads the file over and over, which B answers from memory until the feed has
     told it of a change. So what reaches the server from B are the feed's polls and, for each change that was
     looked at, one question about the inode and one for its bytes."""
     fs = server.create()
     with FaultProxy(server.url) as proxy:
-        a, b = boxes("a", fs), boxes("b", fs, endpoint=proxy.url)
+        a, b = mounted("a", fs), mounted("b", fs, endpoint=proxy.url)
         (a.mountpoint / "f").write_text("0")
         a.drain()
         wait_for(lambda: sees(b, "f", "0"), 30, "the first version on B")
@@ -88,24 +83,24 @@ def visible_after(server: Server, boxes: Callable[..., Sandbox], commits: int) -
     assert counts["changes"] <= 2 * commits + 10 + sum(late) + more, counts
 
 
-def test_another_mount_sees_a_commit_within_a_second(server: Server, boxes: Callable[..., Sandbox]) -> None:
-    visible_after(server, boxes, 100)
+def test_another_mount_sees_a_commit_within_a_second(server: Server, mounted: Callable[..., Sandbox]) -> None:
+    visible_after(server, mounted, 100)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_another_mount_sees_a_commit_within_a_second_a_thousand_times(
-    server: Server, boxes: Callable[..., Sandbox]
+    server: Server, mounted: Callable[..., Sandbox]
 ) -> None:
-    visible_after(server, boxes, 1000)
+    visible_after(server, mounted, 1000)
 
 
 def test_a_mount_that_looks_at_nothing_asks_for_nothing(
-    server: Server, boxes: Callable[..., Sandbox]
+    server: Server, mounted: Callable[..., Sandbox]
 ) -> None:
     fs = server.create()
     with FaultProxy(server.url) as proxy:
-        a, b = boxes("a", fs), boxes("b", fs, endpoint=proxy.url)
+        a, b = mounted("a", fs), mounted("b", fs, endpoint=proxy.url)
         assert not list(b.mountpoint.iterdir())
         proxy.reset_counts()
         for number in range(8):
@@ -118,13 +113,13 @@ def test_a_mount_that_looks_at_nothing_asks_for_nothing(
 
 
 def test_with_the_feed_silent_what_the_kernel_keeps_is_checked(
-    server: Server, boxes: Callable[..., Sandbox]
+    server: Server, mounted: Callable[..., Sandbox]
 ) -> None:
     """Only the feed is cut off. What B's kernel was told before may not be kept then: sizes, bytes, names
     that exist and names that do not."""
     fs = server.create()
     with FaultProxy(server.url) as proxy:
-        a, b = boxes("a", fs), boxes("b", fs, endpoint=proxy.url)
+        a, b = mounted("a", fs), mounted("b", fs, endpoint=proxy.url)
         for name in ("grows", "shrinks", "goes", "replaced"):
             (a.mountpoint / name).write_text("first version")
         a.drain()
@@ -159,9 +154,9 @@ def test_with_the_feed_silent_what_the_kernel_keeps_is_checked(
 
 @pytest.mark.parametrize("how", ["-f", "-F"])
 def test_tail_on_another_mount_shows_each_line_once_and_soon(
-    shared_fs: TestFs, boxes: Callable[..., Sandbox], how: str
+    shared_fs: TestFs, mounted: Callable[..., Sandbox], how: str
 ) -> None:
-    a, b = boxes("a", shared_fs), boxes("b", shared_fs)
+    a, b = mounted("a", shared_fs), mounted("b", shared_fs)
     log = a.mountpoint / "log"
     log.write_text("begin\n")
     a.drain()
@@ -205,12 +200,12 @@ def test_tail_on_another_mount_shows_each_line_once_and_soon(
     assert max(late) < 30.0, late
 
 
-def test_an_open_asks_where_that_was_wanted(server: Server, boxes: Callable[..., Sandbox]) -> None:
+def test_an_open_asks_where_that_was_wanted(server: Server, mounted: Callable[..., Sandbox]) -> None:
     """`--consistency open`: the feed is cut off, and yet each open shows what was closed before it."""
     fs = server.create()
     with FaultProxy(server.url) as proxy:
-        a = boxes("a", fs, "--durability", "close")
-        b = boxes("b", fs, "--consistency", "open", endpoint=proxy.url)
+        a = mounted("a", fs, "--durability", "close")
+        b = mounted("b", fs, "--consistency", "open", endpoint=proxy.url)
         (a.mountpoint / "f").write_text("first")
         assert sees(b, "f", "first")
         proxy.always(BLACK_HOLE, lambda request: request.route == "changes")
@@ -230,11 +225,11 @@ def test_an_open_asks_where_that_was_wanted(server: Server, boxes: Callable[...,
 
 
 def test_conflicts_are_seen_from_any_sandbox_until_they_are_resolved(
-    server: Server, boxes: Callable[..., Sandbox]
+    server: Server, mounted: Callable[..., Sandbox]
 ) -> None:
     fs = server.create()
     with FaultProxy(server.url) as proxy:
-        a, b = boxes("a", fs), boxes("b", fs, endpoint=proxy.url)
+        a, b = mounted("a", fs), mounted("b", fs, endpoint=proxy.url)
         (a.mountpoint / "d").mkdir()
         (a.mountpoint / "d" / "f").write_text("common")
         a.drain()
@@ -283,9 +278,9 @@ db.close()
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
 def test_eight_processes_write_one_sqlite_database(
-    shared_fs: TestFs, boxes: Callable[..., Sandbox], mode: str
+    shared_fs: TestFs, mounted: Callable[..., Sandbox], mode: str
 ) -> None:
-    box = boxes("a", shared_fs)
+    box = mounted("a", shared_fs)
     path = box.mountpoint / "db.sqlite"
     rounds = 8
     made = sqlite3.connect(path, timeout=60)
@@ -322,9 +317,9 @@ except Alarm:
 
 @pytest.mark.parametrize("kind", ["flock", "fcntl"])
 def test_locks_between_processes_wait_and_are_interrupted(
-    shared_fs: TestFs, boxes: Callable[..., Sandbox], kind: str
+    shared_fs: TestFs, mounted: Callable[..., Sandbox], kind: str
 ) -> None:
-    box = boxes("a", shared_fs)
+    box = mounted("a", shared_fs)
     path = box.mountpoint / "lock"
     path.write_text("")
 
