@@ -22,6 +22,8 @@ from support.sandbox import boxes, short_dir  # noqa: F401 - fixtures
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
 from support.server import server, shared_fs, shared_server  # noqa: F401
 from support.tinyplace import tiny  # noqa: F401
+from support.twice import twice  # noqa: F401 - a fixture
+from support.usermount import open_dir  # noqa: F401 - a fixture
 from support.wait import wait_for
 
 _run_id = secrets.token_hex(8)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from support.cli import command
 from support.sandbox import Sandbox
 from support.server import Server
+from support.usermount import in_a_users_mount
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
@@ -189,36 +188,13 @@ def test_inheritance_ignores_the_umask_after_a_killed_daemon_too(
         box.close()
 
 
-@pytest.fixture
-def open_dir() -> Iterator[Path]:
-    """A directory that others may look into, which pytest's are not."""
-    with tempfile.TemporaryDirectory() as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
 @pytest.mark.long
 def test_a_user_mounts_with_acls(trusted: Server, open_dir: Path) -> None:
-    """Without root it is fusermount3 that mounts; the umask is left to us all the same. The device is made
-    everybody's in a mount namespace of the test's own: here only root may open it."""
-    fs = trusted.create()
-    home = open_dir / "home"
-    home.mkdir()
-    os.chown(home, USER, USER)
-    fsd = shlex.join(command())
-    given = " ".join(f"{key}={shlex.quote(value)}" for key, value in fs.env.items())
-    as_user = f"""
-        cd {home}; mkdir m run; export {given} HOME={home} XDG_RUNTIME_DIR={home}/run
-        {fsd} chmod 1777 / >&2; {fsd} mount m --acl --state-dir state --no-supervisor >&2 || exit
+    """Without root it is fusermount3 that mounts; the umask is left to us all the same."""
+    script = f"""
         cd m; mkdir d; setfacl -m d:g:{TEAM}:rw d; umask 077; touch d/f plain
         getfacl -n d/f; stat -c %a d/f plain
-        cd ..; {fsd} unmount m
     """
-    script = f"""
-        mknod {open_dir}/fuse c 10 229; chmod 666 {open_dir}/fuse; mount --bind {open_dir}/fuse /dev/fuse
-        exec setpriv --reuid={USER} --regid={USER} --clear-groups bash -uc {shlex.quote(as_user)}
-    """
-    told = sh(Path("/"), f"exec unshare -m bash -euc {shlex.quote(script)}")
+    told = in_a_users_mount(open_dir, trusted.create(), USER, script, "--acl")
     assert f"group:{TEAM}:rw-" in told, told
     assert "\n664\n600\n" in told, told
-    assert '"unmounted"' in told, told

@@ -8,12 +8,10 @@ moved.
 
 from __future__ import annotations
 
-import os
 import random
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -21,13 +19,13 @@ from pathlib import Path
 
 import pytest
 from support import handlerules, posixrules
-from support.cli import command
 from support.differential import differences, identities, tree
 from support.loopdisk import LoopDisk
 from support.posixrules import Rule, path_calls, situations
 from support.ruleplayer import Ground
 from support.sandbox import Sandbox
 from support.server import Server, TestFs
+from support.usermount import in_a_users_mount
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 SAMPLE = 8  # rules of each group in a short run
@@ -156,38 +154,15 @@ def _look_only(stage: Stage, disk: Path) -> None:
     assert refused > asked // 10
 
 
-@pytest.fixture
-def open_dir() -> Iterator[Path]:
-    """A directory that others may look into, which pytest's are not."""
-    with tempfile.TemporaryDirectory() as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("group", ["paths", "rename", "open", "times", "new", "xattr", "link", "pointers"])
 def test_rules_on_a_mount_that_a_user_made(trusted: Server, open_dir: Path, group: str) -> None:
-    """Made and used by one who is not root, through fusermount3. The device is made everybody's in a mount
-    namespace of the test's own: here only root may open it."""
-    user = 65534
-    fs, home, tests = trusted.create(), open_dir / "home", Path(__file__).parents[1]
-    home.mkdir()
-    os.chown(home, user, user)
-    fsd, python = shlex.join(command()), shlex.quote(sys.executable)
-    given = " ".join(f"{key}={shlex.quote(value)}" for key, value in fs.env.items())
-    as_user = f"""
-        cd {home}; mkdir m run; export {given} HOME={home} XDG_RUNTIME_DIR={home}/run
-        export PYTHONPATH={tests.parent}:{tests}; {fsd} chmod 1777 / >&2
-        {fsd} mount m --state-dir state --no-supervisor >&2 || exit
-        {python} -m support.ruleplayer local m/t {group} 2>&1; {fsd} unmount m
-    """
+    """Made and used by one who is not root, through fusermount3."""
+    tests = Path(__file__).parents[1]
     script = f"""
-        mknod {open_dir}/fuse c 10 229; chmod 666 {open_dir}/fuse; mount --bind {open_dir}/fuse /dev/fuse
-        exec setpriv --reuid={user} --regid={user} --clear-groups bash -uc {shlex.quote(as_user)}
+        export PYTHONPATH={tests.parent}:{tests}
+        {shlex.quote(sys.executable)} -m support.ruleplayer local m/t {group} 2>&1
     """
-    done = subprocess.run(
-        ["unshare", "-m", "bash", "-euc", script], capture_output=True, text=True, timeout=1200, check=False
-    )
-    assert " rules\n" in done.stdout, done.stdout[-5000:] + done.stderr[-2000:]
-    assert '"unmounted"' in done.stdout, done.stdout[-1000:]
+    told = in_a_users_mount(open_dir, trusted.create(), 65534, script, timeout=1200)
+    assert " rules\n" in told, told[-5000:]

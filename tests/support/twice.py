@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from support.sandbox import Sandbox
 from support.server import Server
@@ -32,6 +35,15 @@ class Twice:
     def close(self) -> None:
         for box in self.boxes:
             box.close()
+
+
+@pytest.fixture
+def twice(trusted: Server, tmp_path: Path) -> Iterator[Twice]:
+    made = Twice(trusted, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def sh(directory: Path, script: str, *argv: object, timeout: float = 90) -> str:

@@ -15,25 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.processes import die_with_parent, free_ports
-from support.server import Server
 from support.twice import GIT, Twice, sh
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.long, pytest.mark.timeout(900)]
-
-
-@pytest.fixture
-def twice(trusted: Server, tmp_path: Path) -> Iterator[Twice]:
-    made = Twice(trusted, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 class Cluster:

@@ -15,26 +15,15 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.server import Server
 from support.twice import GIT, Twice, sh
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 PYTHON_LIB = Path(os.__file__).parent
-
-
-@pytest.fixture
-def twice(trusted: Server, tmp_path: Path) -> Iterator[Twice]:
-    made = Twice(trusted, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def test_git_clone_commit_gc_and_fsck(twice: Twice, tmp_path: Path) -> None:
