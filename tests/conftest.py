@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import platform
 import secrets
 import sys
 import zlib
@@ -71,6 +72,10 @@ def missing() -> dict[str, str]:
         found["kernel"] = "/dev/fuse is absent or not accessible"
     if os.geteuid() != 0 or not os.path.exists("/dev/loop-control"):
         found["loop"] = "no loop devices, or not root"
+    if os.geteuid() != 0:
+        found["root"] = "not root"
+    if platform.machine() != "x86_64":
+        found["x86_64"] = "another processor than x86-64"
     return found
 
 

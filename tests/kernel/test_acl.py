@@ -119,6 +119,7 @@ def test_a_day_with_acls_is_as_on_a_local_disk(boxes: Callable[..., Sandbox], tm
     assert b"EINVAL" in reply.body
 
 
+@pytest.mark.root
 def test_the_kernel_enforces_them_and_other_mounts_hear_of_changes(boxes: Callable[..., Sandbox]) -> None:
     one, two = boxes("--acl"), boxes("--acl")
     sh(one.mountpoint, "chmod 755 .; echo secret > f; chmod 600 f; mkdir -m 700 d; echo x > d/x")
@@ -188,6 +189,7 @@ def test_inheritance_ignores_the_umask_after_a_killed_daemon_too(
         box.close()
 
 
+@pytest.mark.root
 @pytest.mark.long
 def test_a_user_mounts_with_acls(trusted: Server, open_dir: Path) -> None:
     """Without root it is fusermount3 that mounts; the umask is left to us all the same."""

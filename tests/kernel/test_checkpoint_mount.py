@@ -297,7 +297,7 @@ def included(made: dict[str, Any]) -> list[bool]:
     return sorted(one["included"] for one in made["sessions"])
 
 
-@pytest.mark.loop  # needs root: another mount hides the file's name
+@pytest.mark.root  # another mount hides the file's name
 def test_a_daemon_without_descriptors_lives_on(box: Sandbox, at: Any) -> None:
     """Neither a checkpoint that somebody asks for nor a command may end it, whatever they need."""
     limits = resource.prlimit(box.daemon, resource.RLIMIT_NOFILE)

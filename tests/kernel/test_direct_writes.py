@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from support.server import Server
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="system call numbers are those of x86-64"),
+    pytest.mark.x86_64,
 ]
 
 PROGRAM = Path(__file__).parent.parent / "support" / "directwrites.py"

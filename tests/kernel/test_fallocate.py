@@ -89,10 +89,9 @@ def test_what_no_handle_may(box: Sandbox) -> None:
         assert os.fstat(file.fileno()).st_size == 10_000
 
 
+@pytest.mark.root
 def test_set_id_bits_go_with_an_ordinary_users_call(box: Sandbox, tmp_path: Path) -> None:
     """As on the local disk; root's call leaves them."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to be somebody else")
     got = []
     tmp_path.chmod(0o755)
     for top in (box.mountpoint, tmp_path):

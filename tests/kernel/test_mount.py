@@ -111,6 +111,7 @@ def elsewhere(place: Place, box: Sandbox) -> Sandbox:
     return other
 
 
+@pytest.mark.root
 def test_files_of_every_kind(place: Place) -> None:
     box = place.box()
     top = box.mountpoint

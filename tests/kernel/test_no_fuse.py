@@ -36,12 +36,14 @@ def refused(base: Path, done: subprocess.CompletedProcess[str], word: str) -> No
     assert not os.path.ismount(base / "m")
 
 
+@pytest.mark.root
 def test_no_device(tmp_path: Path) -> None:
     hide = 'mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && exec "$@"'
     done = tiny(tmp_path, "unshare", "-m", "bash", "-c", hide, "-")
     refused(tmp_path, done, "there is no /dev/fuse")
 
 
+@pytest.mark.root
 def test_no_access_to_the_device(tmp_path: Path) -> None:
     other = tmp_path / "other"
     hide = (

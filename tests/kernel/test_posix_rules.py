@@ -104,6 +104,7 @@ def test_all_rules(stage: Stage, group: str) -> None:
     stage.same_elsewhere()
 
 
+@pytest.mark.root
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.long)])
 def test_what_acls_allow(trusted: Server, tmp_path: Path, seed: int, share: int) -> None:
@@ -154,6 +155,7 @@ def _look_only(stage: Stage, disk: Path) -> None:
     assert refused > asked // 10
 
 
+@pytest.mark.root
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("group", ["paths", "rename", "open", "times", "new", "xattr", "link", "pointers"])

@@ -16,7 +16,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kernel, pytest.mark.root, pytest.mark.timeout(240)]
 HERE = Path(__file__).parents[1]
 # Who may not change an owner to nobody else is told so; by then the kernel has taken the capabilities away.
 CORNERS = [

@@ -25,7 +25,7 @@ from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kernel, pytest.mark.root, pytest.mark.timeout(240)]
 
 COMMITS = on("commits")
 

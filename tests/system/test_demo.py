@@ -33,6 +33,7 @@ def test_the_demo_proves_every_step_and_leaves_nothing(tmp_path_factory: pytest.
     assert not fsd_mounts(base) and not list(base.iterdir())
 
 
+@pytest.mark.root
 def test_the_demo_without_fuse_proves_the_rest_and_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A mount namespace of its own hides /dev/fuse."""
     base = tmp_path_factory.mktemp("d")

@@ -339,6 +339,7 @@ def test_case_15_a_name_that_does_not_resolve_is_an_error_in_time(case: Case) ->
     assert not listed(box)
 
 
+@pytest.mark.root
 def test_case_15_when_the_name_resolves_no_more_the_mount_goes_on_and_can_be_ended(case: Case) -> None:
     """Name resolution is taken away from a mount at work, in a namespace with a hosts file of its own."""
     hosts = case.base / "hosts"

@@ -380,6 +380,7 @@ def test_case_34_errors_are_those_of_a_disk(here: Path, tmp_path: Path) -> None:
     assert sum(told != "done" for told in disk.values()) == len(disk)
 
 
+@pytest.mark.root
 def test_case_34_permission_errors_of_another_user(here: Path, tmp_path: Path) -> None:
     """What nobody may do to root's files."""
     script = """

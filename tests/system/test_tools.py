@@ -170,6 +170,7 @@ def source(top: Path) -> Path:
     return made
 
 
+@pytest.mark.root
 def test_tar_both_ways(twice: Twice, tmp_path: Path) -> None:
     """Packed from a disk into the mount, compared there, packed from the mount, compared with the disk."""
     made = source(tmp_path)
@@ -192,6 +193,7 @@ def test_tar_both_ways(twice: Twice, tmp_path: Path) -> None:
     assert os.stat(there / "x" / "sub" / "f1").st_ino == os.stat(there / "x" / "sub" / "deep" / "hard").st_ino
 
 
+@pytest.mark.root
 def test_rsync_both_ways(twice: Twice, tmp_path: Path) -> None:
     """A second run finds nothing to do, on the mount, in the other sandbox, and back on the disk."""
     made = source(tmp_path)
@@ -298,6 +300,7 @@ def test_npm_installs_a_real_tree(twice: Twice) -> None:
     sh(there, "rm -r node_modules; test ! -e node_modules")
 
 
+@pytest.mark.root
 @pytest.mark.long
 def test_rsync_with_acls_asked_for(twice: Twice, tmp_path: Path) -> None:
     """`-A` of files without ACLs copies both ways and finds nothing to do a second time."""
