@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.bench import Bench, Mount
+from support.wait import wait_for
 
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
@@ -232,6 +233,14 @@ def test_a_write_waits_for_the_copy_somebody_else_makes(
         forks.finish(child, patience=0.0)
     assert told.value.retryable and told.value.status == 503
     done: list[int] = []
+    tries: list[str] = []
+    chunk = forks._chunk
+
+    def counted(fs: int) -> str:
+        tries.append(chunk(fs))
+        return tries[-1]
+
+    monkeypatch.setattr(forks, "_chunk", counted)
 
     def write() -> None:
         mount = on(bench, child).mount("w")
@@ -241,8 +250,8 @@ def test_a_write_waits_for_the_copy_somebody_else_makes(
 
     thread = threading.Thread(target=write)
     thread.start()
-    time.sleep(0.1)
-    assert not done, "the lease of the other holds"
+    wait_for(lambda: len(tries) > 2, 60, "the write to wait")
+    assert not done and set(tries) == {"taken"}, "the lease of the other holds"
     forks._me = me
     thread.join(60)
     assert done

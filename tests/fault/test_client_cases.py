@@ -110,9 +110,11 @@ def test_a_big_file_that_goes_while_it_is_being_made_holds_nothing(client: Clien
     jobs = [job for job in client.volume.jobs() if isinstance(job, BuildJob)]
     client.call(lambda v: v.release(fh))
     client.call(lambda v: v.unlink(root, b"big"))
+    assert jobs, "nothing was being made"
     for job in jobs:
         finish(client, job)
     settled(client)
+    assert server_tree(client.bench) == {}
 
 
 def test_a_removed_file_does_not_come_back_when_the_process_ends_in_the_unlink(client: Client) -> None:

@@ -97,4 +97,4 @@ def test_killed_on_the_way(story: Story, point: str) -> None:
 @pytest.mark.parametrize("count", range(1, 16))
 @pytest.mark.parametrize("point", ["db.commit", "db.committed", "fork.chunk", "merge.kept"])
 def test_killed_anywhere(story: Story, point: str, count: int) -> None:
-    killed_at(story, f"{point}:{count}")
+    assert killed_at(story, f"{point}:{count}") or count > 1, "there is no such point on the way"

@@ -1,5 +1,5 @@
 """Forks made, copied, merged, checkpointed, swept and deleted while everybody writes: no error but those a
-caller is to expect, and the audit of each filesystem finds nothing."""
+caller is to expect, what was committed is there, and the audit of each filesystem finds nothing."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Race:
         self.forks: list[FsRef] = []
         self.failed: list[BaseException] = []
         self.done: dict[str, int] = {}
+        self.written: dict[str, set[str]] = {}  # names committed to each filesystem; nobody removes any
 
     def any(self, rng: random.Random) -> FsRef:
         return rng.choice([self.origin, *self.forks])
@@ -80,6 +81,7 @@ class Race:
                 ],
                 [blob],
             )
+            self.written.setdefault(fs.name, set()).add(name.decode())
 
     def merge(self, rng: random.Random) -> None:
         if self.forks:
@@ -148,7 +150,9 @@ def race(bench: Bench, seconds: float) -> None:
         found = audit(bench.service.db, fs)
         assert not found, (fs, found)
         bench.fs = fs
-        bench.tree()
+        lost = made.written.get(fs.name, set()) - bench.tree().keys()
+        assert not lost, (fs, lost)
+    assert made.written
     bench.fs = made.origin
 
 

@@ -11,7 +11,6 @@ import resource
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -144,8 +143,7 @@ def play_writer(box: Sandbox, at: Any, rounds: int) -> None:
         for _ in range(rounds):
             before = steps[0]
             made.append((before, cut(box, "running"), steps[0]))
-            while steps[0] < before + 10:
-                time.sleep(0.001)
+            wait_for(lambda b=before: steps[0] >= b + 10, 60, "the program to go on", every=0.001)  # type: ignore[misc]
     finally:
         stop.set()
         writer.join()

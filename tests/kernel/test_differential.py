@@ -23,14 +23,19 @@ ALICE, BOB = (1, 2) if os.geteuid() == 0 else (0, 0)
 
 @contextmanager
 def committing(path: Path) -> Iterator[None]:
-    """Writes to a file and fsyncs it, without pause."""
+    """Writes to a file and fsyncs it, without pause; all of it is there in the end."""
     over = threading.Event()
+    written, failed = [0], list[OSError]()
 
     def work() -> None:
-        with path.open("wb", buffering=0) as file:
-            while not over.is_set():
-                file.write(b"more")
-                os.fsync(file)
+        try:
+            with path.open("wb", buffering=0) as file:
+                while not over.is_set():
+                    file.write(b"more")
+                    written[0] += 1
+                    os.fsync(file)
+        except OSError as exc:
+            failed.append(exc)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -39,6 +44,8 @@ def committing(path: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    assert not failed
+    assert path.read_bytes() == b"more" * written[0]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from support.reading import committed_tree
 from support.sandbox import Sandbox
 from support.server import Server
+from support.twice import sh
 from support.wait import wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
@@ -49,17 +50,6 @@ def place(trusted: Server, tmp_path: Path) -> Iterator[Place]:
     made = Place(trusted, tmp_path)
     yield made
     made.close()
-
-
-def sh(directory: Path, script: str, timeout: float = 60) -> str:
-    """`script` in `directory`; fails with what it said."""
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert done.returncode == 0, (
-        f"{script}\nexit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    )
-    return done.stdout
 
 
 def tree(top: Path) -> dict[str, tuple[object, ...]]:
@@ -147,14 +137,14 @@ def test_tools_and_a_mount_elsewhere(place: Place) -> None:
         f"mkdir t; tar cf - -C {PYTHON_LIB} json email http | tar xf - -C t;"
         f" diff -r {PYTHON_LIB}/email t/email",
     )
-    sh(top, f'rsync -a {PYTHON_LIB}/unittest/ u/; test -z "$(rsync -aic {PYTHON_LIB}/unittest/ u/)"')
+    sh(top, f"rsync -a {PYTHON_LIB}/unittest/ u/; silent rsync -aic {PYTHON_LIB}/unittest/ u/")
     git = "git -c user.name=n -c user.email=e@example.org"
     sh(
         top,
         f"git init -q r; cd r; cp -r ../t .; git add .; {git} commit -qm one;"
         f" echo x > x; git add x; {git} commit -qm two",
     )
-    sh(top, 'git clone -q r clone; cd clone; git fsck --strict; test -z "$(git status --porcelain)"')
+    sh(top, "git clone -q r clone; cd clone; git fsck --strict; silent git status --porcelain")
     sh(
         top,
         "cat > edit; for i in $(seq 50); do printf %s $i > .edit.swp; mv .edit.swp edit; done < /dev/null",
@@ -162,8 +152,7 @@ def test_tools_and_a_mount_elsewhere(place: Place) -> None:
     other = elsewhere(place, box)
     sh(
         other.mountpoint,
-        'cd clone; git fsck --strict; test -z "$(git status --porcelain)";'
-        " git log --oneline | wc -l | grep -qx 2",
+        "cd clone; git fsck --strict; silent git status --porcelain; git log --oneline | wc -l | grep -qx 2",
     )
     assert (other.mountpoint / "edit").read_text() == "50"
 

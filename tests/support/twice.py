@@ -46,10 +46,14 @@ def twice(trusted: Server, tmp_path: Path) -> Iterator[Twice]:
         made.close()
 
 
+# `silent COMMAND…` for scripts: it says nothing, and does not fail, as `test -z "$(COMMAND)"` lets it.
+SILENT = 'silent() { local told; told=$("$@"); test -z "$told"; }; '
+
+
 def sh(directory: Path, script: str, *argv: object, timeout: float = 90) -> str:
     """`script` in `directory` with `argv` as $1 and so on; fails with what it said."""
     done = subprocess.run(
-        ["bash", "-euc", script, "-", *map(str, argv)],
+        ["bash", "-euc", SILENT + script, "-", *map(str, argv)],
         cwd=directory,
         env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
         capture_output=True,

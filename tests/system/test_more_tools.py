@@ -285,7 +285,7 @@ def test_mercurial(twice: Twice) -> None:
         f" {hg} -q push; {hg} -q clone --pull . ../pulled",
         timeout=400,
     )
-    count = f'{hg} verify -q; {hg} log -T x | wc -c; test -z "$({hg} status)"'
+    count = f"{hg} verify -q; {hg} log -T x | wc -c; silent {hg} status"
     assert sh(repo, count) == "15"
     there = twice.again()
     assert [sh(there / name, count) for name in ("repo", "clone", "pulled")] == ["15"] * 3
@@ -309,7 +309,7 @@ def test_subversion(twice: Twice) -> None:
     # The working copies know the repository by its place.
     sh(there, 'svn relocate "$(svn info --show-item repos-root-url one)" "file://$PWD/repo" one; cd one;'
               ' svn -q update;'
-              ' test -z "$(svn status)"; cat d1/f d2/f moved/f', timeout=300)  # fmt: skip
+              ' silent svn status; cat d1/f d2/f moved/f', timeout=300)  # fmt: skip
 
 
 def test_maildir_deliveries_by_many(twice: Twice) -> None:

@@ -41,7 +41,7 @@ def test_git_clone_commit_gc_and_fsck(twice: Twice, tmp_path: Path) -> None:
     sh(
         work,
         f"{GIT} fsck --strict; {GIT} checkout -qb topic; rm -r json; echo new > email/new.txt; {GIT} add -A;"
-        f' {GIT} commit -qm topic; {GIT} gc -q; {GIT} fsck --strict; test -z "$({GIT} status --porcelain)";'
+        f" {GIT} commit -qm topic; {GIT} gc -q; {GIT} fsck --strict; silent {GIT} status --porcelain;"
         f" {GIT} checkout -q main; test -d json; {GIT} merge -q topic; {GIT} branch -qd topic;"
         f" {GIT} worktree add -q ../tree v1; {GIT} stash list; {GIT} repack -adq; {GIT} prune; {GIT} fsck",
     )
@@ -50,7 +50,7 @@ def test_git_clone_commit_gc_and_fsck(twice: Twice, tmp_path: Path) -> None:
     assert sh(seen, f"{GIT} rev-parse HEAD") == head
     sh(
         seen,
-        f'{GIT} fsck --strict; test -z "$({GIT} status --porcelain)"; test ! -d json;'
+        f"{GIT} fsck --strict; silent {GIT} status --porcelain; test ! -d json;"
         f" {GIT} log --oneline | wc -l | grep -qx 17; echo more > email/new.txt; {GIT} commit -qam more",
     )
     # What was committed there can be fetched by the first repository.
@@ -197,7 +197,7 @@ def test_tar_both_ways(twice: Twice, tmp_path: Path) -> None:
 def test_rsync_both_ways(twice: Twice, tmp_path: Path) -> None:
     """A second run finds nothing to do, on the mount, in the other sandbox, and back on the disk."""
     made = source(tmp_path)
-    nothing = 'test -z "$(rsync -aHXSic --delete "$1/" "$2/")"'
+    nothing = 'silent rsync -aHXSic --delete "$1/" "$2/"'
     target = twice.top / "copy"
     sh(twice.top, f'rsync -aHXS --delete "$1/" "$2/"; {nothing}', made, target)
     (made / "sub" / "f7").write_bytes(b"changed")
@@ -236,8 +236,8 @@ def test_git_rebase_worktree_and_bisect(twice: Twice, tmp_path: Path) -> None:
         seen,
         f"echo both > n; {GIT} add n; GIT_EDITOR=true {GIT} rebase --continue;"
         f" test $({GIT} rev-list --count HEAD) = 22; {GIT} fsck --strict;"
-        f' test -z "$({GIT} status --porcelain)"; {GIT} worktree repair ../beside; cd ../beside;'
-        f' test -z "$({GIT} status --porcelain)"; {GIT} log -1 --format=%s | grep -qx beside',
+        f" silent {GIT} status --porcelain; {GIT} worktree repair ../beside; cd ../beside;"
+        f" silent {GIT} status --porcelain; {GIT} log -1 --format=%s | grep -qx beside",
     )
 
 
@@ -305,7 +305,7 @@ def test_npm_installs_a_real_tree(twice: Twice) -> None:
 def test_rsync_with_acls_asked_for(twice: Twice, tmp_path: Path) -> None:
     """`-A` of files without ACLs copies both ways and finds nothing to do a second time."""
     made = source(tmp_path)
-    nothing = 'test -z "$(rsync -aHAXSic --delete "$1/" "$2/")"'
+    nothing = 'silent rsync -aHAXSic --delete "$1/" "$2/"'
     target = twice.top / "copy"
     sh(twice.top, f'rsync -aHAXS "$1/" "$2/"; {nothing}', made, target)
     there = twice.again() / "copy"
