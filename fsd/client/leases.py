@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from fsd.client.command import not_started
+from fsd.client.command import not_started, wait
 from fsd.client.files import json_name
 from fsd.client.http import Http, encode_path
 from fsd.model.errors import FsdError, LeaseHeld, LeaseLost, LockLost, Unavailable
@@ -204,10 +204,10 @@ class _Holder:
         """Until the command has ended."""
         told: float | None = None
         while True:
-            try:
-                return child.wait(LOOK)
-            except subprocess.TimeoutExpired:
-                now = self.now()
+            code = wait(child, LOOK)
+            if code is not None:
+                return code
+            now = self.now()
             if self.lost is None and now - self.kept >= self.options.ttl:
                 # It may be another's from now on.
                 self.lost = Unavailable(f"no renewal was answered for {self.options.ttl:g} s")

@@ -148,19 +148,34 @@ def _only_mode(known: Base, sign: tuple[object, ...]) -> bool:
     return known.kind == FILE and before[1] != sign[1] and before[2:5] == sign[2:5]
 
 
-def push(files: Files, remote: bytes, tree: bytes, base: dict[bytes, Base], label: str, done: Pushed) -> None:
-    """Push the local `tree` to the remote directory; see the module. Raises what concerns every file
+def push(
+    files: Files,
+    remote: bytes,
+    tree: bytes,
+    base: dict[bytes, Base],
+    moved: dict[bytes, bytes],
+    label: str,
+    done: Pushed,
+) -> None:
+    """Push the local `tree` to the remote directory; see the module. `moved` are the entries that are under
+    another name there, by what an earlier push of the tree and this one met. Raises what concerns every file
     (`transfer.FATAL`); what concerns one is in `done.failed`."""
-    _Push(files, remote, tree, base, label, done).run()
+    _Push(files, remote, tree, base, moved, label, done).run()
 
 
 class _Push:
     def __init__(
-        self, files: Files, remote: bytes, tree: bytes, base: dict[bytes, Base], label: str, done: Pushed
+        self,
+        files: Files,
+        remote: bytes,
+        tree: bytes,
+        base: dict[bytes, Base],
+        moved: dict[bytes, bytes],
+        label: str,
+        done: Pushed,
     ) -> None:
         self.files, self.remote, self.tree = files, remote, tree
-        self.base, self.label, self.done = base, label, done
-        self.moved: dict[bytes, bytes] = {}  # local directories that are under another name there
+        self.base, self.moved, self.label, self.done = base, moved, label, done
         self.lock = threading.Lock()
         self.copied = CopyResult("push", show(tree), show(remote))
         self.meter = Meter(self.copied)
@@ -292,7 +307,6 @@ class _Push:
             if exc.details.get("errno") not in ("EEXIST", "ENOTDIR"):
                 raise
             goal, _ = self._beside(goal, make)
-            self.moved[below] = goal
             self._clash(below, goal, exc.message)
         self._arrived(below, DIRECTORY, "", "directories", sign)
 
@@ -312,7 +326,9 @@ class _Push:
         raise Conflict(f"no free conflict name beside {show(goal)}")
 
     def _clash(self, below: bytes, kept_as: bytes, reason: str) -> None:
+        """From now on it is `kept_as`, whatever is done to it here: the name is the other's."""
         with self.lock:
+            self.moved[below] = kept_as
             self.done.conflicts.append(Clash(show(below), show(kept_as), reason))
 
     # -- removals ------------------------------------------------------------------------------------
@@ -342,6 +358,7 @@ class _Push:
                 self.done.removed += 1
         with self.lock:
             self.base.pop(below, None)
+            self.moved.pop(below, None)
 
     def _keep(self, below: bytes, reason: str) -> None:
         with self.lock:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgpack
 
-from fsd.client.command import not_started
+from fsd.client.command import not_started, wait
 from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
 from fsd.client.leases import Leases, nobody_writes
@@ -162,6 +162,7 @@ class _Work:
     label: str
     temporary: bool
     base: dict[bytes, Base] = field(default_factory=dict)
+    moved: dict[bytes, bytes] = field(default_factory=dict)  # what a push kept under another name there
 
     @property
     def tree(self) -> bytes:
@@ -177,6 +178,7 @@ class _Work:
                 "label": self.label,
                 "temporary": self.temporary,
                 "base": {below: tuple(one) for below, one in self.base.items()},
+                "moved": self.moved,
             },
             use_bin_type=True,
         )
@@ -260,8 +262,7 @@ def left_overs(base: Path) -> list[Path]:
 def _push(files: Files, work: _Work, result: RunResult) -> None:
     """Push; what goes wrong is told in `result`, which then says where everything still is."""
     try:
-        settled = _push_until_settled(files, work, result.pushed)
-        result.at_work = users(work.directory / TREE)
+        settled = _push_until_settled(files, work, result)
         if not settled and not result.at_work:
             result.error = NotDrained("its files go on changing")
     except KeyboardInterrupt:
@@ -285,11 +286,13 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
         result.error = exc  # everything is on the server; only its copy here could not be removed
 
 
-def _push_until_settled(files: Files, work: _Work, done: Pushed) -> bool:
+def _push_until_settled(files: Files, work: _Work, result: RunResult) -> bool:
     """Push, again where processes that outlived the command wrote meanwhile; False: they go on."""
     for _ in range(PUSHES):
-        push(files, work.remote, work.tree, work.base, work.label, done)
-        if done.failed or not differs(work.tree, work.base):
+        push(files, work.remote, work.tree, work.base, work.moved, work.label, result.pushed)
+        # First who is at work, then what is there: of who ended in between, all that was written is seen.
+        result.at_work = users(work.directory / TREE)
+        if result.pushed.failed or not differs(work.tree, work.base):
             return True
     return False
 
@@ -377,11 +380,9 @@ def _execute(options: RunOptions, cwd: Path, signals: _Signals, result: RunResul
 def _ended(child: subprocess.Popen[bytes]) -> int:
     """Wait for the end. In pieces: a signal that the kernel gave to another thread (the main one had just got
     one) does not end the main thread's wait, and would be handled at the command's end only."""
-    while True:
-        try:
-            return child.wait(LOOK_AFTER)
-        except subprocess.TimeoutExpired:
-            continue
+    while (code := wait(child, LOOK_AFTER)) is None:
+        pass
+    return code
 
 
 def _recall(directory: Path, files: Files) -> _Work:
@@ -401,6 +402,7 @@ def _recall(directory: Path, files: Files) -> _Work:
             str(found["label"]),
             bool(found["temporary"]),
             base,
+            {bytes(below): bytes(there) for below, there in found.get("moved", {}).items()},
         )
     except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise UsageError(f"{directory / STATE} is damaged; copy the files under {TREE} yourself") from exc

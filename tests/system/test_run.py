@@ -20,6 +20,7 @@ from support.wait import wait_for
 from fsd.client.files import Files, PutOptions, raw_path
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
+from fsd.client.push import push
 from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
 from fsd.client.transfer import stat_or_none
 from fsd.host.seam import Host
@@ -293,6 +294,64 @@ def test_what_is_written_during_the_push_is_pushed_too(
     assert writes[0] == b"/w/a" and set(writes[1:]) == {b"/w/a", b"/w/new"}
     assert get(files, b"/w/a") == b"two" and get(files, b"/w/new") == b"new" and b"b" not in names(files)
     assert nothing_left(tmp_path)
+
+
+def test_what_is_written_until_nobody_is_at_work_is_pushed(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who writes after the push and ends just before somebody looks who is at work."""
+    looked = []
+
+    def look(tree: Path) -> list[tuple[int, str]]:
+        if not looked:
+            (tree / "late").write_text("late")
+        looked.append(tree)
+        return []
+
+    monkeypatch.setattr("fsd.client.run.users", look)
+    assert shell(files, tmp_path, "echo one > a").exit_code == 0
+    assert get(files, b"/w/late") == b"late" and nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_got_a_conflict_name_goes_on_there(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """The push that gave the name is not the last: another follows at once, or (`cut`) by `push_left`."""
+    work, pushes = tmp_path / "work", []
+
+    def pushing(*given: Any) -> None:
+        pushes.append(given)
+        if len(pushes) == 1:
+            for name in (b"a", b"n", b"e"):
+                put(files, b"/w/" + name, b"theirs")
+            push(*given)
+            for path in ("a", "e/x", "e/new"):
+                (work / "tree" / path).write_text("later")
+            (work / "tree/e").chmod(0o700)
+            (work / "tree/n").unlink()
+            return
+        if len(pushes) == 2 and cut:
+            raise Unavailable("the server is away")
+        push(*given)
+
+    monkeypatch.setattr("fsd.client.run.push", pushing)
+    done = shell(files, tmp_path, "echo ours > a; echo ours > n; mkdir e; echo x > e/x", work_dir=work)
+    assert len(pushes) == 2 and {clash.path for clash in done.pushed.conflicts} == {"a", "n", "e"}
+    kept = {clash.path: clash.kept_as.encode() for clash in done.pushed.conflicts}
+    assert (kept["n"][3:] in names(files)) == cut
+    if cut:
+        done = push_left(files, work)
+        assert not done.pushed.conflicts
+    assert len(kept) == 3 and done.left is None and not done.pushed.failed
+    assert all(get(files, b"/w/" + name) == b"theirs" for name in (b"a", b"n", b"e"))
+    later = (kept["a"], kept["e"] + b"/x", kept["e"] + b"/new")
+    assert all(get(files, path) == b"later" for path in later)
+    assert files.stat(kept["e"])["mode"] == "700" != files.stat(b"/w/e")["mode"]
+    assert {name for name in names(files) if b".conflict-" in name} == {
+        *(path[3:] for path in later),
+        kept["e"][3:],
+    }
 
 
 def test_a_killed_run_is_found_and_pushed_by_the_next(
