@@ -158,7 +158,9 @@ def _look_only(stage: Stage, disk: Path) -> None:
 @pytest.mark.root
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("group", ["paths", "rename", "open", "times", "new", "xattr", "link", "pointers"])
+@pytest.mark.parametrize(
+    "group", ["paths", "rename", "open", "running", "handle", "times", "new", "xattr", "link", "pointers"]
+)
 def test_rules_on_a_mount_that_a_user_made(trusted: Server, open_dir: Path, group: str) -> None:
     """Made and used by one who is not root, through fusermount3."""
     tests = Path(__file__).parents[1]

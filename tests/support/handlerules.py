@@ -77,7 +77,7 @@ def of_set_id_bits() -> Iterator[Rule]:
 
 
 def of_opens() -> Iterator[Rule]:
-    """Flags against kinds; running programs; handles that may not."""
+    """Flags against kinds."""
     accesses = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, 3)
     flags = (
         0,
@@ -105,6 +105,10 @@ def of_opens() -> Iterator[Rule]:
             f"open: {kind}, flags {access | flag:o} by {who}",
             (*before, (who, ("raw_open", b"it", access | flag, 0o640)), (ROOT, ("listdir", b"."))),
         )
+
+
+def of_running_programs() -> Iterator[Rule]:
+    """What may be done to a program while it runs, and whether one runs."""
     running = [
         ("raw_open", b"it", os.O_WRONLY, 0),
         ("raw_open", b"it", os.O_RDWR, 0),
@@ -133,6 +137,10 @@ def of_opens() -> Iterator[Rule]:
             (ALICE, ("execute", b"it")),
         ),
     )
+
+
+def of_handles() -> Iterator[Rule]:
+    """What a handle allows by its flags, and what by the kind it is of."""
     for access, op in product(
         (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_PATH, os.O_RDWR | os.O_APPEND),
         (
@@ -341,8 +349,8 @@ def of_attributes() -> Iterator[Rule]:
         )
 
 
-def granular() -> Iterator[Rule]:
-    """POSIX ACLs: what each entry allows, and what it does not. For mounts and filesystems with ACLs."""
+def of_acl_entries() -> Iterator[Rule]:
+    """What each entry allows, and what it does not."""
     rwx = ("read", "write", "search")
     acts: list[Op] = [
         ("raw_open", b"it", os.O_RDONLY, 0),
@@ -389,6 +397,10 @@ def granular() -> Iterator[Rule]:
                 (ROOT, ("lstat", b"it")),
             ),
         )
+
+
+def of_wrong_acls() -> Iterator[Rule]:
+    """What no file and no directory takes."""
     wrong = {
         "no owner": ((GROUP_OBJ, 7, NO_ID), (OTHER, 7, NO_ID)),
         "a name and no mask": ((USER_OBJ, 7, NO_ID), (USER, 7, 5), (GROUP_OBJ, 7, NO_ID), (OTHER, 7, NO_ID)),
@@ -397,18 +409,22 @@ def granular() -> Iterator[Rule]:
         "bits beyond": ((USER_OBJ, 15, NO_ID), (GROUP_OBJ, 7, NO_ID), (OTHER, 7, NO_ID)),
         "empty": (),
     }
-    for (name, entries_), which, kind in product(
+    for (name, entries), which, kind in product(
         wrong.items(), ("access", "default"), ("file", "dir", "fifo")
     ):
         yield Rule(
             f"acl: {name}, {which}, of a {kind}",
             (
                 *make(kind, b"it", 0o755),
-                (ROOT, ("set_acl", b"it", which, entries_)),
+                (ROOT, ("set_acl", b"it", which, entries)),
                 (ROOT, ("listxattr", b"it", True)),
                 (ROOT, ("lstat", b"it")),
             ),
         )
+
+
+def of_inherited_acls() -> Iterator[Rule]:
+    """What a directory's default gives to what is made in it."""
     inherited = (
         (USER_OBJ, 7, NO_ID),
         (USER, 6, ALICES),
@@ -439,6 +455,13 @@ def granular() -> Iterator[Rule]:
         )
 
 
+def granular() -> Iterator[Rule]:
+    """POSIX ACLs. For mounts and filesystems with them."""
+    yield from of_acl_entries()
+    yield from of_wrong_acls()
+    yield from of_inherited_acls()
+
+
 GROUPS: Final = {
     "paths": posixrules.of_paths,
     "sticky": posixrules.of_sticky_directories,
@@ -447,6 +470,8 @@ GROUPS: Final = {
     "new": posixrules.of_new_files,
     "set-id": of_set_id_bits,
     "open": of_opens,
+    "running": of_running_programs,
+    "handle": of_handles,
     "times": of_times,
     "link": of_links,
     "pointers": of_pointers,

@@ -230,6 +230,37 @@ def of_renames() -> Iterator[Rule]:
             f"rename: {old} onto {new}, flags {flags}",
             (*make(old, b"old"), *make(new, b"new"), (ROOT, ("rename", b"old", b"new", flags)), *looks),
         )
+    yield from _renames_in_a_tree()
+    for flags in (0, NOREPLACE, EXCHANGE):
+        yield Rule(
+            f"rename: two names of one file, flags {flags}",
+            (
+                *make("file", b"a"),
+                (ROOT, ("link", b"a", b"b")),
+                (ROOT, ("rename", b"a", b"b", flags)),
+                (ROOT, ("lstat", b"a")),
+                (ROOT, ("lstat", b"b")),
+                (ROOT, ("unlink", b"b")),
+                (ROOT, ("lstat", b"a")),
+            ),
+        )
+    # A directory that goes to another parent is written itself: its `..` changes.
+    for owner, mode in product((ALICE, BOB), (0o755, 0o700, 0o555, 0o777)):
+        yield Rule(
+            f"rename: a directory of {owner} with mode {mode:o} to another parent",
+            (
+                *made_by(owner, "dir", b"d", mode),
+                *made_by(ALICE, "dir", b"e", 0o755),
+                (ALICE, ("rename", b"d", b"renamed", 0)),
+                (ALICE, ("rename", b"d", b"e/d", 0)),
+                (ALICE, ("rename", b"renamed", b"e/d", 0)),
+                (ROOT, ("lstat", b"e")),
+            ),
+        )
+
+
+def _renames_in_a_tree() -> Iterator[Rule]:
+    """Below itself, onto itself, above, beside; with dots and slashes."""
     tree = [
         *make("dir", b"d", 0o755),
         *make("dir", b"d/e", 0o755),
@@ -262,37 +293,11 @@ def of_renames() -> Iterator[Rule]:
         (b"d/e/f", b"d/e/"),
     ):
         for flags in (0, NOREPLACE, EXCHANGE, NOREPLACE | EXCHANGE, 8, 16):
-            looks = [(ROOT, ("listdir", b".")), (ROOT, ("lstat", b"d")), (ROOT, ("lstat", b"x"))]
+            looks: list[Step] = [(ROOT, ("listdir", b".")), (ROOT, ("lstat", b"d")), (ROOT, ("lstat", b"x"))]
             yield Rule(
                 f"rename: {old!r} to {new!r} of a tree, flags {flags}",
                 (*tree, (ROOT, ("rename", old, new, flags)), *looks),
             )
-    for flags in (0, NOREPLACE, EXCHANGE):
-        yield Rule(
-            f"rename: two names of one file, flags {flags}",
-            (
-                *make("file", b"a"),
-                (ROOT, ("link", b"a", b"b")),
-                (ROOT, ("rename", b"a", b"b", flags)),
-                (ROOT, ("lstat", b"a")),
-                (ROOT, ("lstat", b"b")),
-                (ROOT, ("unlink", b"b")),
-                (ROOT, ("lstat", b"a")),
-            ),
-        )
-    # A directory that goes to another parent is written itself: its `..` changes.
-    for owner, mode in product((ALICE, BOB), (0o755, 0o700, 0o555, 0o777)):
-        yield Rule(
-            f"rename: a directory of {owner} with mode {mode:o} to another parent",
-            (
-                *made_by(owner, "dir", b"d", mode),
-                *made_by(ALICE, "dir", b"e", 0o755),
-                (ALICE, ("rename", b"d", b"renamed", 0)),
-                (ALICE, ("rename", b"d", b"e/d", 0)),
-                (ALICE, ("rename", b"renamed", b"e/d", 0)),
-                (ROOT, ("lstat", b"e")),
-            ),
-        )
 
 
 def of_rights() -> Iterator[Rule]:
