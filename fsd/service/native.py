@@ -197,7 +197,7 @@ class Checkpoints:
 
     def points(self, tx: Tx, fs: FsRef, after: int) -> list[tuple[int, str, int, str]]:
         """Some of the filesystem's own checkpoints behind number `after`, in the order they were made:
-        number, id, time in ns, reason. None: there are no more."""
+        number, id, time in ns, reason. None of them: there are no more."""
         rows = tx.all(POINTS_SQL, (fs.id, key_of(own_thread(fs)), after, LIST_PAGE_MAX))
         return [(num, name.decode(), stored, json.loads(reason)) for num, name, stored, reason in rows]
 

@@ -301,6 +301,7 @@ def test_an_answer_in_pieces_is_sent_as_they_are_and_given_up_where_nobody_takes
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streaming, "BODY_IDLE", 0.05)
+    monkeypatch.setattr(streaming, "MESSAGE_LEAST", 4)
     pieces: list[bytes | memoryview] = [b"12", memoryview(b"345")]
 
     async def scene() -> None:
@@ -319,6 +320,10 @@ def test_an_answer_in_pieces_is_sent_as_they_are_and_given_up_where_nobody_takes
         assert (b"content-length", b"5") in sent[0]["headers"]
         assert [one["body"] for one in sent[1:]] == [*pieces, b""]
         assert sent[2]["body"] is pieces[1] and "more_body" not in sent[-1]
+        sent.clear()
+        small = [b"1", memoryview(b"2"), b"34", b"56789", b"a", b"b"]
+        await streaming.JoinedResponse(small, "application/x-fsd")({"type": "http"}, None, take)  # type: ignore[arg-type]
+        assert [one["body"] for one in sent[1:]] == [b"1234", b"56789", b"ab", b""]
         with pytest.raises(Unavailable, match="taken"):
             await answer({"type": "http"}, None, take_none)  # type: ignore[arg-type]
 
