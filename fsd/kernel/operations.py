@@ -25,7 +25,7 @@ from fsd.kernel.requests import EVERY_GROUP, Change, changes_owner, may_keep_bit
 from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
-from fsd.vfs.types import Park
+from fsd.vfs.types import Park, Want
 
 if TYPE_CHECKING:
     from fsd.kernel._extra import Request
@@ -292,10 +292,20 @@ class FsdOperations(pyfuse3.Operations):
         return FileInfo(fh=fh), self._entry(inode)
 
     async def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
-        return await self.open_file(nodeid, flags, self._change(), ctx)
+        answer, told = await self.open_file(nodeid, flags, self._change(), ctx)
+        if told is not None:
+            try:
+                await self.open_waits(told, ctx)
+            except FUSEError:
+                await self.release(answer.fh)  # of an open that failed the kernel has nothing to release
+                raise
+        return answer
 
     @handler
-    def open_file(self, nodeid: int, flags: int, change: Change | None, ctx: RequestContext) -> FileInfo:
+    def open_file(
+        self, nodeid: int, flags: int, change: Change | None, ctx: RequestContext
+    ) -> tuple[FileInfo, Want | None]:
+        """The answer, and what it is to wait for."""
         ino = self._ino(nodeid)
         kills = None if change is None else change.kills
         mode = self._volume.node(ino).mode
@@ -306,10 +316,12 @@ class FsdOperations(pyfuse3.Operations):
         answer = FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
         if flags & os.O_TRUNC and self._volume.node(ino).mode != mode:
             # Of a file that was emptied the kernel keeps the mode, which the answer cannot tell.
-            forgotten = self.direct.give_up_pages(ino)
-            forgotten.result = answer
-            raise Park(forgotten, again=False)
-        return answer
+            return answer, self.direct.give_up_pages(ino)
+        return answer, None
+
+    @handler
+    def open_waits(self, told: Want, ctx: RequestContext) -> None:
+        raise Park(told, again=False)
 
     def _opened(self, fh: int, flags: int, ino: int, ctx: RequestContext) -> None:
         self._openers[fh] = ctx.pid

@@ -99,6 +99,19 @@ def test_who_waits_can_be_killed(mounted: Mounted) -> None:
     assert os.lseek(mounted.fd, 1, os.SEEK_DATA) == 2
 
 
+def test_an_open_that_was_done_and_fails_all_the_same_leaves_no_handle(mounted: Mounted) -> None:
+    """The kernel releases none that it was not told of."""
+    path = mounted.place / "file"
+    path.chmod(0o4755)
+    before = os.statvfs(mounted.place).f_bavail
+    script = "import os, sys; os.open(sys.argv[1], os.O_WRONLY | os.O_TRUNC)"
+    caller = subprocess.Popen([sys.executable, "-c", script, str(path)])
+    wait_for(lambda: os.statvfs(mounted.place).f_bavail == before + 1, 30, "the open to park")
+    caller.kill()
+    assert caller.wait(30) == -signal.SIGKILL
+    wait_for(lambda: os.statvfs(mounted.place).f_bavail == before, 30, "the handle to go")
+
+
 def test_a_session_that_ends_answers_who_waits(mounted: Mounted) -> None:
     told: list[int] = []
     waiting = threading.Thread(
