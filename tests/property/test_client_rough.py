@@ -42,6 +42,11 @@ def test_nothing_is_lost_when_more_goes_wrong(tmp_path: Path) -> None:
     assert failed > 10, "no append failed"
 
 
+def test_a_copy_that_is_not_committed_keeps_its_blob_through_a_sweep(tmp_path: Path) -> None:
+    """Its source was overwritten and committed; the sweep takes nothing the mount asks to keep."""
+    run(tmp_path, 20_035, 200)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nothing_is_lost_when_more_goes_wrong_for_long(tmp_path: Path) -> None:

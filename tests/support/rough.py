@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fsd.meta.database import Tx
 from fsd.model.errors import NoSpace
 from fsd.vfs import build, content, flush
 from fsd.vfs.segments import HEAD_LEN
@@ -144,8 +145,15 @@ class Rough(World):
         """Blobs that were uploaded and that no commit has named are gone, as after the grace period."""
         if self.volume.core.orphans or self.volume.committer.commit is not None:
             return  # what has lost its name a moment ago lives by the grace period
-        fs = self.bench.fs.id
-        self.bench.service.db.write(lambda tx: tx.execute("DELETE FROM blob WHERE fs=? AND refs=0", (fs,)))
+        # What `keep` names for copies that are not committed is young on the server for as long.
+        fs, kept = self.bench.fs.id, self.volume.keeper._needed()
+
+        def remove(tx: Tx) -> None:
+            for (digest,) in tx.all("SELECT hash FROM blob WHERE fs=? AND refs=0", (fs,)):
+                if bytes(digest) not in kept:
+                    tx.execute("DELETE FROM blob WHERE fs=? AND hash=?", (fs, digest))
+
+        self.bench.service.db.write(remove)
 
     def call(self, fn: Callable[[Volume], T]) -> T:
         """What waits for space gets it, in the end."""
