@@ -159,7 +159,7 @@ class Connection:
             return False
         try:
             sock.settimeout(0)
-            sent = sock.sendmsg([head, *pieces])
+            sent = sock.send(b"".join([head, *pieces]))  # small, and of more pieces than one sendmsg may take
         except BlockingIOError:
             return False
         except OSError:

@@ -91,6 +91,28 @@ def outcome(sent: SentCommit) -> CommitAnswer:
     raise AssertionError("neither an answer nor its absence was noticed")
 
 
+def test_a_commit_of_very_many_pieces_goes_at_once_too() -> None:
+    """More than the 1,024 that one sendmsg takes, on the connection there is."""
+    blobs = [make_blob(b"%d" % number) for number in range(1200)]
+    asked: list[bytes | None] = []
+
+    def behave(peer: Peer) -> None:
+        while (request := peer.request()) is not None:
+            asked.append(request)
+            peer.answer(GOOD)
+
+    with serving(behave) as url:
+        remote = remote_to(url)
+        try:
+            assert remote.commit(COMMIT, 60) == ANSWER
+            sent = remote.begin_commit(make_commit(5, b"ticket", [], (0, 0, 0), blobs), 60)
+            assert sent is not None
+            assert outcome(sent) == ANSWER
+        finally:
+            remote.close()
+    assert len(asked) == 2
+
+
 WAYS: dict[str, tuple[Callable[[Peer], None], type[Exception]]] = {
     "hangs": (Peer.hang, Unavailable),
     "drips": (drip, Unavailable),
