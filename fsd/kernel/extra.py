@@ -6,26 +6,15 @@ answered as on a filesystem that has none.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
+
+from fsd.kernel.extensions import load
 
 
 def _nothing(callable: Callable[..., object], /) -> None:
     """The extension is not there."""
 
 
-def _load() -> Callable[[Callable[..., object]], None]:
-    flags = sys.getdlopenflags()
-    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)  # so that pyfuse3 finds its functions first
-    try:
-        from fsd.kernel._extra import serve
-    except ImportError:
-        return _nothing
-    finally:
-        sys.setdlopenflags(flags)
-    return serve
-
-
+_extension = load("_extra")
 # Call it before a session is made, with what handles those operations: see `further`.
-serve = _load()
+serve: Callable[[Callable[..., object]], None] = _extension.serve if _extension is not None else _nothing

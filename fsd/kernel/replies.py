@@ -6,26 +6,15 @@ more for each file that is opened for reading.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
+
+from fsd.kernel.extensions import load
 
 
 def _nothing(asked: bool, /) -> None:
     """The extension is not there."""
 
 
-def _load() -> Callable[[bool], None]:
-    flags = sys.getdlopenflags()
-    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)  # so that pyfuse3 finds its function first
-    try:
-        from fsd.kernel._replies import without_flush
-    except ImportError:
-        return _nothing
-    finally:
-        sys.setdlopenflags(flags)
-    return without_flush
-
-
+_extension = load("_replies")
 # Call it right before the answer to each open: whether the kernel shall not ask for a flush at its close.
-without_flush = _load()
+without_flush: Callable[[bool], None] = _extension.without_flush if _extension is not None else _nothing

@@ -9,12 +9,12 @@ headers are new enough; without it the kernel is not offered that, and asks and 
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Final, NamedTuple
+
+from fsd.kernel.extensions import load
 
 INIT: Final = 26
 KILLS: Final = 1
@@ -71,14 +71,7 @@ def changes_owner(pid: int) -> bool | None:
 
 
 def _load() -> ModuleType | None:
-    flags = sys.getdlopenflags()
-    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)  # so that pyfuse3 finds its function first
-    try:
-        found = importlib.import_module("fsd.kernel._requests")
-    except ImportError:
-        return None
-    finally:
-        sys.setdlopenflags(flags)
+    found = load("_requests")
     # A checkout that was updated and not set up again has an older one: as good as none.
     return found if hasattr(found, "take_forgotten") else None
 
@@ -90,8 +83,9 @@ def newest() -> Change:
     """The request whose handler is called. To be asked before anything else is done, on the FUSE thread, of a
     connection that answered `seen`."""
     assert _extension is not None, "it is not there"
-    _, bits, pid, gid = _extension.last()
-    return Change(bool(bits & KILLS), bool(bits & FROM_PAGES), pid, gid)
+    operation, bits, pid, gid = _extension.last()
+    # One that could not be seen (no descriptor left for a look into libfuse's pipe) rather loses the bits.
+    return Change(bool(bits & KILLS) or not operation, bool(bits & FROM_PAGES), pid, gid)
 
 
 def seen(operation: int) -> bool:

@@ -85,7 +85,8 @@ class CopyCalls(RangeCalls):
 
     def _planned(self, content: Content, start: int, end: int) -> list[Piece]:
         """As much of a range of the source as one call takes over, in order. Made before anything is changed:
-        the target may be the same file."""
+        the target may be the same file. Where room is made meanwhile, what the log has of the source may be
+        written again elsewhere in it; where it was stays readable, since segments go only by a later job."""
         size, found = 0, []
         for piece in _pieces(content, start, end):
             if piece.loose and piece.ref is not None and piece.end - piece.start < SHARE_LEAST:

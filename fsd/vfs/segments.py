@@ -39,8 +39,8 @@ def replayed_bytes(directory: Path) -> int:
 
 
 def _says_more(segment: Path) -> bool:
-    """Whether it holds something else than which session it belongs to. Damage counts, and so does what
-    cannot be read: whoever opens the log says what is wrong."""
+    """Whether it holds something else than which session it belongs to. A damaged header counts, and so does
+    what cannot be read: whoever opens the log says what is wrong."""
     try:
         with open(segment, "rb") as file:
             return _records_more(file.fileno())
