@@ -198,7 +198,10 @@ def fetcher(
                 cache.put(blob.hash, data)
                 found[blob.hash] = data
             if absent:
-                raise IntegrityError(f"the server lacks {len(absent)} blobs, {absent[0].hex()} the first")
+                raise IntegrityError(
+                    f"the server lacks {len(absent)} blobs, {absent[0].hex()} the first",
+                    hint="what is here of the files that need them: `fsd recover --export DIR`",
+                )
         return found
 
     def again(source: Source, log: Log) -> bytes | None:
