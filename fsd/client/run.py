@@ -404,7 +404,7 @@ def _recall(directory: Path, files: Files) -> _Work:
             base,
             {bytes(below): bytes(there) for below, there in found.get("moved", {}).items()},
         )
-    except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, msgpack.exceptions.UnpackException) as exc:
         raise UsageError(f"{directory / STATE} is damaged; copy the files under {TREE} yourself") from exc
     if version != STATE_FORMAT:
         raise UsageError(f"{directory / STATE} was written by another version of fsd")

@@ -107,7 +107,7 @@ def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
     mounted = call(box, str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place, "-s", "-o", options)
     assert (mounted.returncode, mounted.stdout) == (0, ""), mounted.stderr
     assert box.mountpoint.is_mount()
-    for all_of_them, code in ((["-a"], 0), (["-Fav"], 0), ([], 7)):
+    for all_of_them, code in ((["-a"], 0), (["-Fav"], 0), (["-oatime"], 7), ([], 7)):
         parent = ["sh", "-c", f'shift {len(all_of_them)}; "$@"; exit $?', "mount", *all_of_them]
         helper = [str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place, "-o", options]
         assert call(box, *parent, *helper).returncode == code, "mount -a leaves it alone"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from support.cli import process
 from support.processes import die_with_parent
@@ -192,6 +193,12 @@ def test_what_cannot_be_pushed_stays_and_is_pushed_later(
     with pytest.raises(Busy, match="could not push"):
         shell(cut, tmp_path, "true", work_dir=work)
     assert push_left(cut, work).exit_code == 6
+    state = (work / "state").read_bytes()
+    for damaged in (b"", state[:-1], msgpack.packb({**msgpack.unpackb(state), "moved": 7})):
+        (work / "state").write_bytes(damaged)
+        with pytest.raises(UsageError, match="damaged"):
+            push_left(cut, work)
+    (work / "state").write_bytes(state)
     proxy.clear()
     proxy.next(LOSE_REPLY, on("files"))
     proxy.next(LOSE_REPLY, on("actions"))
