@@ -49,6 +49,11 @@ class Tx(Protocol):
         first. Costs nothing on SQLite, which has one writer."""
         ...
 
+    def locked_fs(self, fs: int, columns: str) -> tuple[Any, ...] | None:
+        """As `lock_fs`, and the `columns` of its row as they are under the lock; None: there is no such
+        filesystem. One statement: on PostgreSQL each is a round trip."""
+        ...
+
 
 class Database(Protocol):
     """Blocking; every method may be called from any thread, but not from inside a running function."""

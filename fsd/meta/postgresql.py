@@ -112,6 +112,10 @@ class PostgresTx:
     def lock_fs(self, fs: int) -> None:
         self._run("SELECT 1 FROM fs WHERE id=? FOR UPDATE", (fs,))
 
+    def locked_fs(self, fs: int, columns: str) -> tuple[Any, ...] | None:
+        # READ COMMITTED: after a wait the row is what the one before made of it.
+        return self.one(f"SELECT {columns} FROM fs WHERE id=? FOR UPDATE", (fs,))
+
 
 class _Pool:
     """Connections that wait to be used, at most `limit` in all; any thread."""

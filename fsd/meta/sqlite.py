@@ -69,6 +69,9 @@ class SqliteTx:
     def lock_fs(self, fs: int) -> None:
         return None
 
+    def locked_fs(self, fs: int, columns: str) -> tuple[Any, ...] | None:
+        return self.one(f"SELECT {columns} FROM fs WHERE id=?", (fs,))
+
 
 class _TransactionLost(Exception):
     """SQLite ended the whole transaction under a request (disk full, I/O error)."""

@@ -66,9 +66,11 @@ async def create(request: Request) -> Response:
 
     def effect(tx: Tx) -> Answer:
         began = ctx.host.monotonic()
-        hold(tx, origin, grant)
-        at = origin if of is None else forks.need_descendant(tx, origin, of)
-        made = forks.create(tx, at, name, list(labels.items()), checkpoint, layer)
+        at, own = origin, grant
+        if of is not None:
+            hold(tx, origin, grant)
+            at, own = forks.need_descendant(tx, origin, of), ADMIN_GRANT
+        made = forks.create(tx, at, name, list(labels.items()), checkpoint, layer, own)
         return to_answer({**made, "server_ms": ctx.ms_since(began)}, 201)
 
     return await _write(ctx, request, grant, raw, effect)

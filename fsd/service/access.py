@@ -7,7 +7,7 @@ from there on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from fsd.meta.database import Tx
 from fsd.model.errors import ForkCopying, NotAuthenticated, NotFound
@@ -37,6 +37,16 @@ class Grant:
 ADMIN_GRANT: Final = Grant(ADMIN, ADMIN, "admin")
 
 
+class Held(NamedTuple):
+    """A filesystem as it is under its lock. `pinned`: its newest pinned seq; `copied`: its rows are its own;
+    `inodes` of the live tree."""
+
+    seq: int
+    pinned: int
+    copied: bool
+    inodes: int
+
+
 def no_file_system(name: str) -> NotFound:
     """The one answer for a filesystem that does not exist, goes, or must not be known to exist."""
     return NotFound(f"no filesystem {name[:64]}", hint="check its id, and that the token belongs to it")
@@ -49,17 +59,17 @@ def hold(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
 
     Raises `NotFound` when the filesystem is not there (any more), `NotAuthenticated` when the token is not.
     """
-    return _hold(tx, fs, who)[:2]
+    return held(tx, fs, who)[:2]
 
 
 def hold_tree(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
     """As `hold`, for what changes the tree. Raises `ForkCopying` while the filesystem is a fork whose rows
     are still its origin's: outside of the transaction the caller waits (`Forks.when_copied`), or lets its own
     caller come again."""
-    seq, pinned, copied = _hold(tx, fs, who)
-    if not copied:
+    found = held(tx, fs, who)
+    if not found.copied:
         raise _copying(fs)
-    return seq, pinned
+    return found[:2]
 
 
 def check_own(tx: Tx, fs: FsRef) -> None:
@@ -76,16 +86,15 @@ def _copying(fs: FsRef) -> ForkCopying:
     return ForkCopying(f"the fork {fs.name} is still being copied")
 
 
-def _hold(tx: Tx, fs: FsRef, who: Grant | None) -> tuple[int, int, int]:
-    """Its seq, newest pinned seq, and whether its rows are its own."""
-    tx.lock_fs(fs.id)
-    row = tx.one("SELECT seq, pinned, copied FROM fs WHERE id=? AND status='active'", (fs.id,))
-    if row is None:
+def held(tx: Tx, fs: FsRef, who: Grant | None = None) -> Held:
+    """As `hold`, with all that is known of it then."""
+    row = tx.locked_fs(fs.id, "seq, pinned, copied, file_count, status")
+    if row is None or row[4] != "active":
         raise no_file_system(fs.name)
     if who is not None and who.kind != ADMIN:
         token = tx.one("SELECT status FROM token WHERE id=? AND fs=?", (who.token_id, fs.id))
         check_status(who.token_id, None if token is None else token[0])
-    return int(row[0]), int(row[1]), int(row[2])
+    return Held(int(row[0]), int(row[1]), bool(row[2]), int(row[3]))
 
 
 def check_status(token_id: str, status: str | None) -> None:

@@ -69,7 +69,7 @@ def new_answer(
     tokens: Tokens, tx: Tx, fs: FsRef, display_name: str, labels: dict[str, str], now: int
 ) -> dict[str, Any]:
     """What its maker is told of a new filesystem, its owner token made and sealed (`Tokens.unseal`)."""
-    token = tokens.create(tx, fs, "", None)
+    token = tokens.create_first(tx, fs)
     return {
         "file_system_id": fs.name,
         "fs_token": token["fs_token"],

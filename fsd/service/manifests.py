@@ -126,10 +126,10 @@ class Manifests:
     @staticmethod
     def check_place(tx: Tx, fs: FsRef, new: New, expected: str | None, writer: Writer, now: float) -> None:
         """Steps 3 to 6 of `append`; raises one of the contract's errors."""
-        row = _own_thread(tx, fs, writer, new.thread, now)
+        _own_thread(tx, fs, writer, new.thread, now)
         if find(tx, fs, key_of(new.id)) is not None:
             raise CheckpointDuplicateId(f"there is a checkpoint {shown(new.id)} already")
-        head = head_id(tx, fs, row)
+        head = head_id(tx, fs, new.thread)
         if head != expected:
             raise StaleHead(f"the head is {shown(head)}, not {shown(expected)}", details={"headId": head})
         if new.parent != expected:

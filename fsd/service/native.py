@@ -19,7 +19,7 @@ from fsd.model.errors import Conflict, NotFound, UsageError
 from fsd.model.limits import CHECKPOINT_LABEL_MAX, LIST_PAGE_MAX, NOT_FLUSHED_MAX, PRUNE_STEP, UNDO_KEEP
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins, records
-from fsd.service.access import FsRef, Grant, hold
+from fsd.service.access import FsRef, Grant, held, hold
 from fsd.service.packs import Packs
 from fsd.service.records import NATIVE, New, Record, key_of, own_thread
 from fsd.service.render import Renderer
@@ -119,11 +119,11 @@ class Checkpoints:
 
     def make(self, tx: Tx, fs: FsRef, who: Grant | None, ask: Ask) -> dict[str, Any]:
         """Keep the present state: one row and a pin. Raises `NotFound`, `NotAuthenticated`."""
-        hold(tx, fs, who)
+        seq, pinned, _, inodes = held(tx, fs, who)
         name, now, thread = new_id(self._host, "cp_"), self._host.wall_ns(), own_thread(fs)
-        number, seq = pins.pin(tx, fs, "checkpoint", name)
-        entries = self._entries(tx, fs)
-        parent = records.head_id(tx, fs, records.find_thread(tx, fs, thread))
+        number = pins.add_pin(tx, fs, seq, "checkpoint", name, pinned=pinned)
+        entries = inodes - 1  # the root is none
+        parent = records.head_id(tx, fs, thread)
         record: dict[str, Any] = {
             "id": name,
             "threadId": thread,
@@ -169,12 +169,6 @@ class Checkpoints:
             "created_at": rfc3339(now),
             "not_flushed": list(ask.not_flushed),
         }
-
-    @staticmethod
-    def _entries(tx: Tx, fs: FsRef) -> int:
-        row = tx.one("SELECT file_count FROM fs WHERE id=?", (fs.id,))
-        assert row is not None, "the filesystem is locked"
-        return int(row[0]) - 1  # the root is none
 
     def show(self, tx: Tx, fs: FsRef, name: str) -> dict[str, Any]:
         """A checkpoint of either kind, without its files. Raises `NotFound`."""

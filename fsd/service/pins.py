@@ -24,27 +24,31 @@ _LAST: Final = 140_737_488_355_326
 
 def pin(tx: Tx, fs: FsRef, kind: str, ref: str, expires: int | None = None) -> tuple[int, int]:
     """Pin the head: the pin's number and the seq. Raises `NotFound`."""
-    seq, _ = hold(tx, fs)
-    return add_pin(tx, fs, seq, kind, ref, expires), seq
+    seq, pinned = hold(tx, fs)
+    return add_pin(tx, fs, seq, kind, ref, expires, pinned=pinned), seq
 
 
-def add_pin(tx: Tx, fs: FsRef, seq: int, kind: str, ref: str, expires: int | None = None) -> int:
-    """Pin `seq`, which the caller, under the filesystem's lock, found to be the head or pinned already."""
+def add_pin(
+    tx: Tx, fs: FsRef, seq: int, kind: str, ref: str, expires: int | None = None, *, pinned: int = -1
+) -> int:
+    """Pin `seq`, which the caller, under the filesystem's lock, found to be the head or pinned already.
+    `pinned`: the newest pinned seq, as far as the caller knows."""
     row = tx.one(
         "INSERT INTO pin (fs, seq, kind, ref, expires) VALUES (?,?,?,?,?) RETURNING id",
         (fs.id, seq, kind, ref, expires),
     )
     assert row is not None, "INSERT … RETURNING gives a row"
-    tx.execute("UPDATE fs SET pinned=? WHERE id=? AND pinned<?", (seq, fs.id, seq))
+    if pinned < seq:
+        tx.execute("UPDATE fs SET pinned=? WHERE id=? AND pinned<?", (seq, fs.id, seq))
     return int(row[0])
 
 
 def pin_at(tx: Tx, fs: FsRef, seq: int, kind: str, ref: str, expires: int | None) -> int:
     """Pin a state that is retained already; the pin's number. Raises `NotFound` when it is not."""
-    head, _ = hold(tx, fs)
+    head, pinned = hold(tx, fs)
     if seq != head and not is_pinned(tx, fs.id, seq):
         raise NotFound(f"the state {seq} of {fs.name} is not kept")
-    return add_pin(tx, fs, seq, kind, ref, expires)
+    return add_pin(tx, fs, seq, kind, ref, expires, pinned=pinned)
 
 
 def pin_softly(tx: Tx, fs: FsRef, ref: str, expires: int) -> None:

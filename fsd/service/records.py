@@ -29,6 +29,10 @@ NATIVE: Final = "native"
 _APART: Final = ("files", "conversation", "artifacts")
 
 THREAD_SQL: Final = "SELECT key, head, fence, owner, expires FROM thread WHERE fs=? AND key=?"
+HEAD_SQL: Final = (
+    "SELECT t.head, c.id FROM thread t LEFT JOIN checkpoint c ON c.fs=t.fs AND c.key=t.head "
+    "WHERE t.fs=? AND t.key=?"
+)
 _COLUMNS: Final = "num, key, id, thread, parent, created, kind, fs_seq, pin, entries"
 BY_KEY_SQL: Final = f"SELECT {_COLUMNS} FROM checkpoint WHERE fs=? AND key=?"
 BY_THREAD_SQL: Final = f"SELECT {_COLUMNS} FROM checkpoint WHERE fs=? AND thread=? ORDER BY num"
@@ -191,14 +195,14 @@ def set_head(tx: Tx, fs: FsRef, thread: str, head: bytes | None) -> None:
     )
 
 
-def head_id(tx: Tx, fs: FsRef, row: ThreadRow | None) -> str | None:
+def head_id(tx: Tx, fs: FsRef, thread: str) -> str | None:
     """The id of a thread's head."""
-    if row is None or row.head is None:
+    row = tx.one(HEAD_SQL, (fs.id, key_of(thread)))
+    if row is None or row[0] is None:
         return None
-    found = find(tx, fs, row.head)
-    if found is None:
+    if row[1] is None:
         raise IntegrityError("a thread's head does not exist", hint="run fsd audit")
-    return found.id
+    return str(row[1].decode())
 
 
 # -- checkpoints -------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ class Threads:
 
     def get_head(self, fs: FsRef, body: JsonObject) -> bytes:
         thread = check_id(body.get("threadId"), "threadId")
-        return dumps(self._db.read(lambda tx: head_id(tx, fs, find_thread(tx, fs, thread))))
+        return dumps(self._db.read(lambda tx: head_id(tx, fs, thread)))
 
     def get(self, fs: FsRef, body: JsonObject, *, portable: bool) -> bytes:
         """The record, rendered; `portable` leaves out what an old reader refuses."""

@@ -113,6 +113,10 @@ class Tokens:
         if ttl_s is not None and not 1 <= ttl_s <= TTL_MAX_S:
             raise UsageError(f"ttl_s is between 1 and {TTL_MAX_S} seconds")
         hold(tx, fs)
+        return self.create_first(tx, fs, name, ttl_s)
+
+    def create_first(self, tx: Tx, fs: FsRef, name: str = "", ttl_s: int | None = None) -> dict[str, Any]:
+        """As `create`, of a filesystem that the caller holds, or that the same transaction makes."""
         now = self._host.wall_ns()
         expires = None if ttl_s is None else now + ttl_s * NS
         token_id = new_id(self._host, "tok_")

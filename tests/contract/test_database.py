@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -267,7 +268,8 @@ def test_reads_see_one_state(db: Database) -> None:
     assert seen == [((1,), (1,))]
 
 
-def test_the_lock_on_a_filesystem_orders_read_then_write(db: Database) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_lock_on_a_filesystem_orders_read_then_write(db: Database, at_once: bool) -> None:
     """The pattern of a commit: lock, read, write back. Without the lock PostgreSQL would lose updates."""
     fs = db.write(
         lambda tx: tx.one(
@@ -277,9 +279,14 @@ def test_the_lock_on_a_filesystem_orders_read_then_write(db: Database) -> None:
     )
     assert fs is not None
 
-    def commit(tx: Tx) -> int:
+    def read(tx: Tx) -> tuple[Any, ...] | None:
+        if at_once:
+            return tx.locked_fs(fs[0], "seq")
         tx.lock_fs(fs[0])
-        row = tx.one("SELECT seq FROM fs WHERE id=?", (fs[0],))
+        return tx.one("SELECT seq FROM fs WHERE id=?", (fs[0],))
+
+    def commit(tx: Tx) -> int:
+        row = read(tx)
         assert row is not None
         tx.execute("UPDATE fs SET seq=? WHERE id=?", (row[0] + 1, fs[0]))
         return int(row[0]) + 1
@@ -296,6 +303,7 @@ def test_the_lock_on_a_filesystem_orders_read_then_write(db: Database) -> None:
     for thread in running:
         thread.join(60)
     assert sorted(answers) == list(range(1, 201))
+    assert db.write(lambda tx: tx.locked_fs(fs[0] + 1, "seq")) is None
 
 
 def test_numbers_are_given_once(db: Database) -> None:
