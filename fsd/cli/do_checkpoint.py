@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd.cli import local
+from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context, remote_path
 from fsd.cli.do_files import shown_name
 from fsd.cli.output import Document, Raw, align, columns, lines_of, visible
@@ -56,9 +57,10 @@ def list_all(context: Context, args: SimpleNamespace) -> Document:
 
 def show(context: Context, args: SimpleNamespace) -> Document:
     """With --files also the entries, with names for their contents (`GET /v1/blobs/…` has the bytes)."""
-    made = checkpoints(context).show(args.checkpoint)
+    name = whole_id(context, args.checkpoint)
+    made = checkpoints(context).show(name)
     if args.files:
-        made["files"] = _record(context, args.checkpoint)["files"]
+        made["files"] = _record(context, name)["files"]
 
     def text(value: Any) -> str:
         rows = [
@@ -85,13 +87,15 @@ def _record(context: Context, checkpoint: str) -> dict[str, Any]:
 
 def diff(context: Context, args: SimpleNamespace) -> Document:
     api = checkpoints(context)
-    if _is_manifest(api, args.first) or _is_manifest(api, args.last):
-        if args.last is None:
+    first = whole_id(context, args.first)
+    last = None if args.last is None else whole_id(context, args.last)
+    if _is_manifest(api, first) or _is_manifest(api, last):
+        if last is None:
             raise UsageError("a manifest is compared with another checkpoint", hint="give a second id")
-        first, last = (_entries(context, name) for name in (args.first, args.last))
-        found = {"from_seq": None, "to_seq": None, "changes": manifesttree.difference(first, last)}
+        changes = manifesttree.difference(_entries(context, first), _entries(context, last))
+        found = {"from_seq": None, "to_seq": None, "changes": changes}
     else:
-        found = api.difference(args.first, args.last)
+        found = api.difference(first, last)
 
     def text(value: Any) -> str:
         lines = []
@@ -129,22 +133,24 @@ def _fetch(context: Context) -> manifesttree.Fetch:
 
 
 def cat(context: Context, args: SimpleNamespace) -> Raw:
-    if _is_manifest(checkpoints(context), args.checkpoint):
-        entry = manifesttree.file_at(_entries(context, args.checkpoint), remote_path(args.path))
+    name = whole_id(context, args.checkpoint)
+    if _is_manifest(checkpoints(context), name):
+        entry = manifesttree.file_at(_entries(context, name), remote_path(args.path))
         return _pour(context, manifesttree.read_file(entry, _fetch(context)))
-    api = Files(Http(context.data(), context.host), at={"checkpoint": args.checkpoint})
+    api = Files(Http(context.data(), context.host), at={"checkpoint": name})
     return _pour(context, api.read(remote_path(args.path)))
 
 
 def export(context: Context, args: SimpleNamespace) -> Raw:
     if context.streams.stdout_terminal:
         raise UsageError("a tar stream is not for a terminal", hint="write it to a file: … > tree.tar")
-    if _is_manifest(checkpoints(context), args.checkpoint):
-        entries = _entries(context, args.checkpoint)
+    name = whole_id(context, args.checkpoint)
+    if _is_manifest(checkpoints(context), name):
+        entries = _entries(context, name)
         manifesttree.export(entries, remote_path(args.path), _fetch(context), context.streams.stdout)
         context.streams.stdout.flush()
         return Raw()
-    at = {"checkpoint": args.checkpoint}
+    at = {"checkpoint": name}
     return _pour(context, checkpoints(context).export(remote_path(args.path), at))
 
 
@@ -161,8 +167,10 @@ def _pour(context: Context, pieces: Iterator[bytes]) -> Raw:
 
 def restore(context: Context, args: SimpleNamespace) -> Document:
     at, path = _state_and_path(args)
+    if "checkpoint" in at:
+        at["checkpoint"] = whole_id(context, at["checkpoint"])
     if args.to is not None:
-        return _restore_here(context, args, path)
+        return _restore_here(context, args, at, path)
     raw = None if path is None else remote_path(path)
     what = "the whole tree" if raw in (None, b"/") else path
     if raw == b"/":
@@ -222,14 +230,14 @@ def _sessions(context: Context) -> list[int]:
     return found
 
 
-def _restore_here(context: Context, args: SimpleNamespace, path: str | None) -> Document:
+def _restore_here(context: Context, args: SimpleNamespace, at: dict[str, str], path: str | None) -> Document:
     """Into a local directory: all is fetched and verified before anything there is touched."""
-    if path is not None or args.at_journal is not None:
+    if path is not None or "checkpoint" not in at:
         raise UsageError(
             "--to takes a whole checkpoint",
             hint="for a path: fsd cp -r --checkpoint ID :/path ./here",
         )
-    record = _record(context, args.checkpoint)
+    record = _record(context, at["checkpoint"])
     if args.dry_run:
         return Document({"directory": args.to, "entries": len(record["files"])})
     contract = Contract(Http(context.data(), context.host))
@@ -237,7 +245,7 @@ def _restore_here(context: Context, args: SimpleNamespace, path: str | None) -> 
     work = Restore(entries, policy_of(record), contract.fetch, context.host)
     done = work.run(os.fspath(args.to), replace=args.force)
     made = {
-        "checkpoint_id": args.checkpoint,
+        "checkpoint_id": at["checkpoint"],
         "directory": args.to,
         "files": done.files,
         "directories": done.directories,
@@ -286,10 +294,11 @@ def history(context: Context, args: SimpleNamespace) -> Document:
 
 def delete(context: Context, args: SimpleNamespace) -> Document:
     api = checkpoints(context)
+    name = whole_id(context, args.checkpoint)
     if args.dry_run:
-        return Document(api.show(args.checkpoint))
-    context.confirm(f"Delete the checkpoint {args.checkpoint}?", needs_yes=True)
-    return Document(api.delete(args.checkpoint), text=lambda value: f"{value['checkpoint_id']} deleted\n")
+        return Document(api.show(name))
+    context.confirm(f"Delete the checkpoint {name}?", needs_yes=True)
+    return Document(api.delete(name), text=lambda value: f"{value['checkpoint_id']} deleted\n")
 
 
 def prune(context: Context, args: SimpleNamespace) -> Document:

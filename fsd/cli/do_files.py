@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any, Final
 
+from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context, path_bytes, remote_path
 from fsd.cli.output import Document, Raw, align, visible
 from fsd.client.files import Files, FindFilter
@@ -28,9 +29,10 @@ KIND_LETTERS: Final = {
 
 
 def files(context: Context) -> Files:
-    return Files(
-        Http(context.data(), context.host), dry_run=bool(context.args.dry_run), at=state_of(context.args)
-    )
+    at = state_of(context.args)
+    if "checkpoint" in at:
+        at["checkpoint"] = whole_id(context, at["checkpoint"])
+    return Files(Http(context.data(), context.host), dry_run=bool(context.args.dry_run), at=at)
 
 
 def state_of(args: SimpleNamespace) -> dict[str, str]:

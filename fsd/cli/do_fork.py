@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fsd.cli import values
+from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context
 from fsd.cli.output import Document, lines_of, table
 from fsd.client.control import Control
@@ -30,7 +31,10 @@ def _forks(context: Context, file_system_id: str | None) -> Forks:
 def fork(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     labels = values.labels(args.label) or None
-    return Document(forks.create(display_name=args.display_name, labels=labels, checkpoint=args.checkpoint))
+    checkpoint = args.checkpoint
+    if checkpoint is not None and not context.claim.admin_key:  # with that, checkpoints cannot be listed
+        checkpoint = whole_id(context, checkpoint)
+    return Document(forks.create(display_name=args.display_name, labels=labels, checkpoint=checkpoint))
 
 
 def merge(context: Context, args: SimpleNamespace) -> Document:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from fsd.cli import leftovers, local
+from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context, remote_path
 from fsd.cli.output import Document, Raw, Result, columns, table
 from fsd.model.errors import FsdError, NotFound, UsageError
@@ -75,6 +76,8 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
     from fsd.kernel.options import CACHE_BYTES, MountOptions
 
     identity = context.data()
+    if args.checkpoint:
+        args.checkpoint = whole_id(context, args.checkpoint)
     if bool(args.thread) != args.restore_head:
         raise UsageError("--restore-head and --thread belong together")
     if args.thread and (args.read_only or shown_state(args)):

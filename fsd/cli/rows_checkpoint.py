@@ -11,7 +11,7 @@ GROUP: Final = "Checkpoints"
 ROUTE: Final = "/v1/file-systems/{fs}/checkpoints"
 
 
-def checkpoint(help: str = "id of the checkpoint", **more: object) -> Flag:
+def checkpoint(help: str = "id of the checkpoint, or how it begins (8 characters)", **more: object) -> Flag:
     return flag("--checkpoint --checkpoint-id", help, metavar="ID", position=0, **more)  # type: ignore[arg-type]
 
 

@@ -7,12 +7,14 @@ import random
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cli import Outcome, inside
 from support.server import Server, TestFs, server  # noqa: F401
 
 from fsd.cli.fields import names
+from fsd.client import connect
 
 
 def run(fs: TestFs, *argv: str, code: int = 0, stdin: bytes = b"") -> Outcome:
@@ -139,6 +141,54 @@ def deleted_and_thinned(fs: TestFs, first: str) -> None:
     pruned = run(fs, "checkpoint", "prune", "--keep", "1", "--named", "--yes").json
     assert (len(pruned["deleted"]), pruned["kept"], pruned["not_considered"]) == (2, 1, 0)
     run(fs, "checkpoint", "prune", "--keep", "sometimes", "--yes", code=2)
+
+
+def host_checkpoints(fs: TestFs, thread: str, *names: str) -> None:
+    """A thread of a host's with checkpoints of these ids."""
+    with connect(fs.token) as client, client.checkpoints.writer(thread) as writer:
+        head = None
+        for name in names:
+            record: dict[str, Any] = {
+                "id": name,
+                "threadId": thread,
+                "parentCheckpointId": head,
+                "createdAt": 1,
+            }
+            record |= {"reason": "named", "files": [], "conversation": [], "artifacts": []}
+            head = client.checkpoints.append(record, expected_head_id=head, writer=writer)
+
+
+def test_the_beginning_of_an_id_is_enough(shared_fs: TestFs, tmp_path: Path) -> None:
+    fs = shared_fs
+    put(fs, "/a", b"one")
+    first = create(fs)
+    short = first[:9]
+    put(fs, "/a", b"two")
+    assert run(fs, "checkpoint", "show", short).json["checkpoint_id"] == first
+    assert [one["path"] for one in run(fs, "checkpoint", "diff", short).json["changes"]] == ["/a"]
+    assert run(fs, "checkpoint", "diff", "seq:1", short).json["to_seq"] == 1
+    assert run(fs, "checkpoint", "cat", short, "/a").out == b"one"
+    assert run(fs, "cat", "/a", "--checkpoint", short).out == b"one"
+    with tarfile.open(fileobj=io.BytesIO(run(fs, "checkpoint", "export", short).out)) as archive:
+        assert "./a" in archive.getnames()
+    run(fs, "cp", "--checkpoint", short, ":/a", str(tmp_path / "a"))
+    made = run(fs, "checkpoint", "restore", short, "--to", str(tmp_path / "all")).json
+    assert (made["checkpoint_id"], (tmp_path / "all/a").read_bytes()) == (first, b"one")
+    assert run(fs, "fork", "--checkpoint", short).json["origin_checkpoint"] == first
+    run(fs, "checkpoint", "restore", short, "/a")
+    assert run(fs, "cat", "/a").out == b"one"
+    run(fs, "checkpoint", "show", first[:7], code=5)  # too little to be looked for
+    run(fs, "checkpoint", "show", "cp_00000000", code=5)
+
+    host_checkpoints(fs, "t", "turn-000001", "turn-0000012", "turn-0000013")
+    told = run(fs, "checkpoint", "show", "turn-0000", code=2).error
+    assert told["details"]["checkpoints"] == ["turn-0000013", "turn-0000012", "turn-000001"]
+    assert "turn-0000012" in told["message"]
+    assert run(fs, "checkpoint", "show", "turn-000001").json["checkpoint_id"] == "turn-000001"
+    assert run(fs, "checkpoint", "show", "turn-0000012").json["checkpoint_id"] == "turn-0000012"
+    run(fs, "checkpoint", "delete", "turn-000", "--yes", code=2)
+    assert run(fs, "checkpoint", "delete", short, "--yes").json["checkpoint_id"] == first
+    run(fs, "checkpoint", "show", short, code=5)
 
 
 def test_into_a_hosts_thread(shared_fs: TestFs) -> None:
