@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from fsd.blobs.store import Listed, check_key
 from fsd.host.files import fsync_dir, make_dirs_durable, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
+from fsd.model.limits import DIRECT_LEAST, DIRECT_PIECE
 from fsd.model.space import Space
 
 _SCRATCH: Final = ".unfinished"
@@ -40,14 +41,15 @@ class DirectoryStore:
 
     def put(self, key: str, pieces: Iterable[bytes | memoryview]) -> None:
         path, data = self._path(key), list(pieces)
+        past = _large(data)
         try:
             try:
                 self._make_parents(path.parent)
-                write_durable(self._host, path, data, "pack", scratch=self._scratch)
+                write_durable(self._host, path, data, "pack", scratch=self._scratch, past_cache=past)
             except FileNotFoundError:  # somebody has tidied up empty directories
                 self._entered = {self._root}
                 self._make_parents(path.parent)
-                write_durable(self._host, path, data, "pack", scratch=self._scratch)
+                write_durable(self._host, path, data, "pack", scratch=self._scratch, past_cache=past)
         except OSError as exc:
             raise self._failed(exc) from exc
 
@@ -169,6 +171,13 @@ class DirectoryStore:
             f"the object directory {self._root} failed: {exc.strerror} ({reason})",
             hint="look at the disk, the path and its permissions",
         )
+
+
+def _large(pieces: Sequence[bytes | memoryview]) -> bool:
+    """Whether they are blocks of large files. Those are read again in megabytes, which a disk gives as fast
+    as they can be sent; many small ones are a tree, which somebody else may read next, piece by piece."""
+    size = sum(map(len, pieces))
+    return size >= DIRECT_LEAST and size >= len(pieces) * DIRECT_PIECE
 
 
 def _pread_all(fd: int, offset: int, length: int) -> bytes:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsd.host.direct import write_past_cache
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, NoSpace
 
@@ -45,19 +46,24 @@ def write_durable(
     *,
     mode: int = 0o600,
     scratch: Path | None = None,
+    past_cache: bool = False,
 ) -> None:
     """Replace `path` with `data`, whole or not at all, durable on return.
 
     Raises `NoSpace` naming the directory when its disk is full, else the OSError. `what` names the crash
     points. The temporary file lies in `scratch`, a directory of the same filesystem, or else beside `path`.
+    `past_cache`: see `fsd.host.direct`.
     """
     pieces = [data] if isinstance(data, bytes) else data
     temporary = (scratch or path.parent) / (f".{path.name}.{os.getpid()}.{host.token_bytes(4).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            for piece in pieces:
-                write_all(fd, piece)
+            if past_cache:
+                write_past_cache(fd, pieces)
+            else:
+                for piece in pieces:
+                    write_all(fd, piece)
             host.crash_point(f"{what}.written")
             os.fsync(fd)
         finally:

@@ -33,6 +33,10 @@ COMMIT_BLOBS_MAX: Final = 4 * MIB  # blob bytes that travel in the commit itself
 UPLOAD_MAX: Final = 16 * MIB  # one pack upload
 UPLOAD_BLOBS_MAX: Final = 4096
 PACK_INLINE_MAX: Final = 64 * KIB  # a pack this small lives in its database row
+DIRECT_LEAST: Final = MIB  # of an object that is written past the page cache, and of
+DIRECT_PIECE: Final = 256 * KIB  # each of its blobs, on average
+DIRECT_BUFFER: Final = 2 * MIB  # what is written so at a time
+DIRECT_BUFFERS: Final = 4  # in memory; who finds none free waits
 APPLIED_KEEP: Final = 65_536  # operations of a session whose outcomes are kept
 
 # The server's database.
