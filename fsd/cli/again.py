@@ -68,6 +68,11 @@ class Again:
             self._api.utimens(path, mtime_ns=op.mtime, atime_ns=op.atime)
 
     def _content(self, path: bytes, one: Kept, op: Content) -> None:
+        if one.lacking:
+            raise Unsupported(
+                f"{one.lacking} bytes of it are nowhere any more: zeros would be in their place",
+                hint="--export DIR takes out what is left; put it where it belongs, then --discard",
+            )
         placed = self._placed.get(op.ino)
         if placed is not None:
             path, known = placed

@@ -156,7 +156,8 @@ def decide_about(context: Context, args: SimpleNamespace, wanted: VolumeOptions)
     """Do with the refused changes what was asked for; what came of it."""
     found = decide.kept(wanted.state_dir)
     if args.export:
-        return {"exported": decide.export(found, Path(args.export).absolute())}
+        made = decide.export(found, Path(args.export).absolute())
+        return {"exported": made.files} | ({"incomplete": made.incomplete} if made.incomplete else {})
     if args.discard and found:
         what = counted(len(found), "change")
         context.confirm(f"Drop {what} that the server refused, for good?", needs_yes=True)

@@ -120,6 +120,18 @@ def pieces(parts: Parts, off: int, length: int) -> list[Piece]:
     return found
 
 
+def seen(found: list[Piece]) -> list[Piece]:
+    """Of `pieces` those that no single later one hides whole: the blobs of others are not needed."""
+    if len(found) < 2:
+        return found
+    kept: list[Piece] = []
+    for piece in reversed(found):
+        end = piece.at + piece.length
+        if not any(k.at <= piece.at and end <= k.at + k.length for k in kept):
+            kept.append(piece)
+    return kept[::-1]
+
+
 def covered(parts: Parts, start: int = 0, stop: int = BLOCK) -> int:
     """Bytes of [start, stop) of the block that some part covers: the rest is a hole."""
     total, done = 0, start

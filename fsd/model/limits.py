@@ -24,6 +24,8 @@ LINK_MAX: Final = 65_000
 BLOCK: Final = MIB
 FILE_MAX: Final = 16 * 1024 * GIB
 PATCHES_MAX: Final = 16  # per block, beside its base; folded at this number
+UNMADE_MAX: Final = 20.0  # seconds for what a block is made of to come back; then it is put aside without
+UNMADE_AGAIN: Final = 2.0  # seconds between looks for it
 FULL_LIST_BLOCKS: Final = 64  # a content operation of at most so many blocks names all of them
 
 # Commits and uploads.

@@ -7,13 +7,13 @@ it could run in another process. Any thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from fsd.model.blocks import Part, Parts, overlay, pieces
+from fsd.model.blocks import HASH_LEN, Part, Parts, overlay, pieces
 from fsd.model.errors import IntegrityError
 from fsd.model.limits import KIB, PATCHES_MAX, UPLOAD_MAX
 from fsd.remote.api import Remote
@@ -27,6 +27,9 @@ FETCH_TIMEOUT: Final = 60.0
 PATCH_MIN_BLOCK: Final = 64 * KIB
 PACK_BLOBS: Final = 1024  # of one upload, and of a flight that travels in its commit
 PACK_TARGET: Final = UPLOAD_MAX // 2  # smaller background bodies keep an fsync's latency low
+# A name no blob has: in the parts of a block it stands for changes that cannot be read from the log any more.
+LOST: Final = b"\xff" * HASH_LEN
+_PAGE: Final = 4096  # what is unreadable together
 
 # Where the bytes of a blob come from, kept so that it can be sent again: a list of these, in order.
 FROM_LOG: Final = 0  # (FROM_LOG, position, length)
@@ -80,6 +83,7 @@ class Built(NamedTuple):
     raw: tuple[bytes, ...]
 
 
+Made: TypeAlias = tuple[int, list[Built] | IntegrityError]  # by flight key
 NOTHING: Final[Mapping[bytes, Source]] = MappingProxyType({})
 Fetch = Callable[[Sequence[bytes]], dict[bytes, bytes]]
 
@@ -133,6 +137,49 @@ def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     blob = make_blob(data)
     part = Part(0, len(data), 0, blob.hash)
     return Built(task.block, (part,), (blob,), (Source(blob.hash, tuple(plan)),), (data,))
+
+
+def salvage(task: BlockTask, log: Log) -> Built:
+    """A block that cannot be made, as far as it is here: its changes as patches on what it held, however
+    many. `sendable` tells whether the server can have it so; else its flight is put aside."""
+    parts, blobs, sources = task.parts, [], []
+    for group in _joined(task.runs):
+        for start, length, data, plan in _legible(group, log):
+            digest = LOST
+            if data is not None:
+                blob = make_blob(data)
+                blobs.append(blob)
+                sources.append(Source(blob.hash, plan))
+                digest = blob.hash
+            parts = overlay(parts, Part(start, length, 0, digest))
+    return Built(task.block, parts, tuple(blobs), tuple(sources), ())
+
+
+def _legible(
+    group: Sequence[tuple[int, int, int]], log: Log
+) -> Iterator[tuple[int, int, bytes | None, tuple[Piece, ...]]]:
+    """A contiguous change: (offset, length, bytes, where they are from) in one, or where the log cannot be
+    read in pages, without bytes for those that are lost."""
+    try:
+        data = b"".join(log.read(pos, length) for _, length, pos in group)
+        yield group[0][0], len(data), data, tuple((FROM_LOG, pos, length) for _, length, pos in group)
+        return
+    except IntegrityError:
+        pass
+    for start, length, pos in group:
+        for at in range(0, length, _PAGE):
+            size = min(_PAGE, length - at)
+            page: bytes | None
+            try:
+                page = log.read(pos + at, size)
+            except IntegrityError:
+                page = None
+            yield start + at, size, page, ((FROM_LOG, pos + at, size),)
+
+
+def sendable(parts: Parts) -> bool:
+    """Whether the server can have a block as these parts."""
+    return len(parts) <= PATCHES_MAX + 1 and all(part.hash != LOST for part in parts)
 
 
 def base_plan(parts: Parts, off: int, length: int) -> list[Piece]:
@@ -215,42 +262,78 @@ def fetcher(
     return fetch
 
 
+def each(fetch: Fetch, wanted: Sequence[bytes]) -> dict[bytes, bytes | IntegrityError]:
+    """The blobs, or for each by itself why there is none."""
+    try:
+        return dict(fetch(wanted))
+    except IntegrityError:
+        pass
+    found: dict[bytes, bytes | IntegrityError] = {}
+    for digest in wanted:
+        try:
+            found |= fetch([digest])
+        except IntegrityError as exc:
+            found[digest] = exc
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildJob:
     """Make the blocks of some flights, and upload their blobs when they are more than `inline_max` bytes.
 
     `units` are (flight key, tasks). Returns for each unit the `Built`s, without blobs where they were
-    uploaded.
+    uploaded, or why it cannot be made: something it needs is gone. Of flights in `anyhow` what is here is
+    made all the same (`salvage`).
     """
 
     units: tuple[tuple[int, tuple[BlockTask, ...]], ...]
     log: Log
     inline_max: int
     known: dict[bytes, Source]  # what flights before these made and the server may not have yet
+    anyhow: frozenset[int] = frozenset()
     lane: str = BULK
 
-    def run(self, remote: Remote, cache: Cache) -> list[tuple[int, list[Built]]]:
+    def run(self, remote: Remote, cache: Cache) -> list[Made]:
         fetch = fetcher(remote, cache, self.log, self.known)
-        done: list[tuple[int, list[Built]]] = []
+        done: list[Made] = []
         waiting: list[Blob] = []
         size, uploaded = 0, False
         for key, tasks in self.units:
             made: list[Built] = []
             for task in tasks:
-                built = build(task, self.log, fetch)._replace(raw=())
+                try:
+                    built = self._make(task, fetch, anyhow=key in self.anyhow)._replace(raw=())
+                except IntegrityError as exc:
+                    done.append((key, exc))
+                    break
                 made.append(built)
                 waiting.extend(built.blobs)
                 size += sum(len(b.stored) for b in built.blobs)
                 if size >= PACK_TARGET or len(waiting) >= PACK_BLOBS:
                     remote.upload(waiting, UPLOAD_TIMEOUT)
                     waiting, size, uploaded = [], 0, True
-            done.append((key, made))
+            else:
+                done.append((key, made))
         if waiting and (uploaded or size > self.inline_max):
             remote.upload(waiting, UPLOAD_TIMEOUT)
             uploaded = True
         if uploaded:
-            done = [(key, [b._replace(blobs=()) for b in made]) for key, made in done]
+            done = [(key, _bare(made)) for key, made in done]
         return done
+
+    def _make(self, task: BlockTask, fetch: Fetch, *, anyhow: bool) -> Built:
+        try:
+            return build(task, self.log, fetch)
+        except IntegrityError:
+            if not anyhow:
+                raise
+            return salvage(task, self.log)
+
+
+def _bare(made: list[Built] | IntegrityError) -> list[Built] | IntegrityError:
+    if isinstance(made, IntegrityError):
+        return made
+    return [built._replace(blobs=()) for built in made]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

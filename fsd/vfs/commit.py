@@ -192,12 +192,21 @@ class Committer:
             if not self.due(self.core.now()):
                 return
             self.make()
-        assert self.commit is not None
+            if self.commit is None:
+                return  # the head is being put aside
         self.out = CommitJob(self.commit)
         self.core.jobs.append(self.out)
 
     def make(self) -> None:
+        """The next commit; none where what is first can only be put aside."""
         core = self.core
+        head = core.queue.head()
+        if head is not None and head.broken:
+            assert head.flight is not None
+            assert head.flight.unmade is not None
+            core.queue.sent = [head]
+            self.split(head.flight.unmade)
+            return
         batch = core.queue.batch(self.most)
         ops = [core.wire.op(queued.op, core.shift) for queued in batch if queued.op is not None]
         blobs: dict[bytes, Blob] = {blob.hash: blob for queued in batch for blob in queued.blobs}
@@ -329,7 +338,8 @@ class Committer:
             return
         refusals = self.refusals(refused)
         self.cutter.note_refused(refusals)
-        job = SalvageJob(self.core.options.state_dir, self.core.host, self.core.log, refusals)
+        options = self.core.options
+        job = SalvageJob(options.state_dir, self.core.host, self.core.log, refusals, options.remote_path)
         self.out = job
         self.core.jobs.append(job)
 
@@ -356,6 +366,7 @@ class Committer:
         core = self.core
         assert queued.op is not None
         node = core.nodes.by_ino.get(queued.op.ino)
+        top, names = core.nodes.place(queued.op.ino, core.root_ino)
         return Refusal(
             core.session,
             queued.opno - core.shift,
@@ -369,6 +380,8 @@ class Committer:
             queued.flight.size if queued.flight is not None else 0,
             tuple(sorted(queued.flight.blocks.items())) if queued.flight is not None else (),
             tuple(queued.sources),
+            core.wire.out(top) if top != core.root_ino else 0,
+            names,
         )
 
     def apply(self, answer: CommitAnswer) -> None:
@@ -425,7 +438,7 @@ class Committer:
         try:
             core.record_state()
             for queued in core.queue:
-                if queued.op is not None:
+                if queued.op is not None and not queued.broken:
                     core.record(*self.recorded(queued))
         except NoSpace as exc:
             self.on_full_disk(exc)

@@ -8,15 +8,17 @@ each is made from the one before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from fsd.model.blocks import Part, Parts, clip, covered, encode, overlay, without
+from fsd.model.errors import IntegrityError
 from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS, KIB, PATCHES_MAX
 from fsd.model.ops import CONTENT
 from fsd.model.ops import Content as ContentOp
-from fsd.vfs.build import BlockTask, Built, Source
+from fsd.vfs.build import BlockTask, Built, Source, sendable
 from fsd.vfs.extents import HOLE, Extents, Ref, Run
 from fsd.wire.frame import Blob
 
@@ -34,7 +36,9 @@ Blocks = dict[int, Parts]
 @dataclass(slots=True, eq=False)
 class Flight:
     """One content operation being made. `frozen` is the log position it covers up to; `runs` the changes in
-    it, `limit` the smallest size the file was cut to meanwhile. `opno` 0: not numbered yet."""
+    it, `limit` the smallest size the file was cut to meanwhile. `opno` 0: not numbered yet. `unmade` is why
+    blocks of it could not be made, `since` from when on (monotonic); `broken`: made as far as it is here, it
+    can only be put aside."""
 
     key: int
     ino: int
@@ -53,6 +57,9 @@ class Flight:
     touched: set[int] = field(default_factory=set)
     blobs: list[Blob] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
+    unmade: IntegrityError | None = None
+    since: float = 0.0
+    broken: bool = False
 
 
 class Content:
@@ -203,8 +210,11 @@ class Content:
     def plan(self, flight: Flight) -> list[BlockTask]:
         """Set the flight's block list to what it starts from; returns the blocks to make."""
         at = self.flights.index(flight)
-        before = self.flights[at - 1].blocks if at else (self.base or {})
-        blocks = dict(before)
+        last = self.flights[at - 1] if at else None
+        blocks = dict(self.base or {}) if last is None else dict(last.blocks)
+        if last is not None and last.broken:
+            # The server never gets what this one starts from; where it covers what is gone it can be sent.
+            flight.unmade, flight.since, flight.full = last.unmade, -math.inf, True
         if flight.limit is not None:
             for index in list(blocks):
                 start = index * BLOCK
@@ -220,6 +230,8 @@ class Content:
                     del blocks[index]
         flight.blocks = blocks
         crowded = _put_refs(flight, blocks)
+        if flight.unmade is not None:
+            crowded |= {index for index, parts in blocks.items() if len(parts) > PATCHES_MAX + 1}
         by_block: dict[int, list[tuple[int, int, int]]] = {index: [] for index in crowded}
         for start, end, pos, ref in flight.runs:
             while start < end and ref is None:
@@ -245,6 +257,12 @@ class Content:
                 flight.blocks.pop(built.block, None)
             flight.blobs.extend(built.blobs)
             flight.sources.extend(built.sources)
+
+    @staticmethod
+    def look(flight: Flight) -> None:
+        """A flight is made: see whether the server can have it."""
+        if flight.unmade is not None:
+            flight.broken = not all(map(sendable, flight.blocks.values()))
 
     def landed(self, flight: Flight, seq: int) -> None:
         """The server has the flight's content (always the oldest flight), at `seq`."""

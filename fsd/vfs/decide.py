@@ -28,7 +28,8 @@ DATA = "data"
 
 class Kept(NamedTuple):
     """One refused operation. `path` is absolute below the mount's root; `data` the whole content it was to
-    give the file, None when that was empty or it was about something else."""
+    give the file, None when that was empty or it was about something else; `lacking` bytes of it are nowhere
+    any more (zeros, mostly)."""
 
     place: Path
     op: Op
@@ -39,6 +40,7 @@ class Kept(NamedTuple):
     uid: int
     gid: int
     data: Path | None
+    lacking: int = 0
 
     @property
     def kind(self) -> str:
@@ -52,6 +54,7 @@ class Kept(NamedTuple):
             "errno": self.errno,
             "reason": self.reason,
             "bytes": self.data.stat().st_size if self.data is not None else 0,
+            "lacking_bytes": self.lacking,
         }
 
 
@@ -79,6 +82,7 @@ def _read(place: Path) -> Kept:
             uid=int(raw["uid"]),
             gid=int(raw["gid"]),
             data=data if is_content and data.exists() else None,
+            lacking=int(raw.get("lacking", 0)),
         )
     except (ValueError, KeyError, TypeError, FsdError, msgpack.exceptions.UnpackException) as exc:
         raise IntegrityError(
@@ -95,10 +99,17 @@ def discard(one: Kept, host: Host) -> None:
     shutil.rmtree(one.place)
 
 
-def export(found: list[Kept], target: Path) -> list[str]:
-    """Write the content of refused changes below `target` under their paths; the files made. What is there
-    already is never replaced: `Conflict`. Durable on return. The entries stay."""
-    made = []
+class Exported(NamedTuple):
+    """The files made below the target; `incomplete` are those that lack bytes."""
+
+    files: list[str]
+    incomplete: list[str]
+
+
+def export(found: list[Kept], target: Path) -> Exported:
+    """Write the content of refused changes below `target` under their paths. What is there already is never
+    replaced: `Conflict`. Durable on return. The entries stay."""
+    made = Exported([], [])
     for one in found:
         if one.op.kind == CREATE and stat.S_ISDIR(one.mode):
             _inside(target, one.path).mkdir(parents=True, exist_ok=True)
@@ -112,7 +123,9 @@ def export(found: list[Kept], target: Path) -> list[str]:
             raise Conflict(f"{place} exists", hint="export into an empty directory")
         place.parent.mkdir(parents=True, exist_ok=True)
         _copy(one, place)
-        made.append(str(place))
+        made.files.append(str(place))
+        if one.lacking:
+            made.incomplete.append(str(place))
     return made
 
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NoReturn
 
-from fsd.model.blocks import Parts, pieces
+from fsd.model.blocks import Parts, pieces, seen
 from fsd.model.errors import NoSpace, PosixError
 from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
@@ -219,7 +219,7 @@ class FileCalls(NameCalls):
                 continue
             start = max(offset, index * BLOCK)
             stop = min(end, (index + 1) * BLOCK)
-            for piece in pieces(parts, start - index * BLOCK, stop - start):
+            for piece in seen(pieces(parts, start - index * BLOCK, stop - start)):
                 plan.append((start - offset + piece.at, piece.length, piece.boff, piece.hash))
         for start, stop, _, ref in runs:
             if ref is not None and ref.hash:

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
-from fsd.model.errors import FsdError, NoSpace, QuotaExceeded
-from fsd.model.limits import BLOCK, COMMIT_BLOBS_MAX, FLUSH_BYTES, FLUSH_FILES, HOLD_MAX, MIB, SMALL_FILE
-from fsd.vfs.build import BlockTask, BuildJob, Built, Source, build
+from fsd.model.errors import FsdError, IntegrityError, NoSpace, QuotaExceeded
+from fsd.model.limits import (
+    BLOCK,
+    COMMIT_BLOBS_MAX,
+    FLUSH_BYTES,
+    FLUSH_FILES,
+    HOLD_MAX,
+    MIB,
+    SMALL_FILE,
+    UNMADE_AGAIN,
+    UNMADE_MAX,
+)
+from fsd.vfs.build import BlockTask, BuildJob, Made, Source, build
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
 from fsd.vfs.log import BASE, CONTENT, RESERVED, segment_of
@@ -30,6 +40,8 @@ LONG_LIST: Final = 64
 TOLD_MAX: Final = 4096  # files
 RETRY_MAX: Final = 5.0
 
+Unit: TypeAlias = tuple[int, tuple[BlockTask, ...], int]  # flight key, blocks to make, about how many bytes
+
 
 class Flusher:
     """See the module. `kick` tells the committer that something became sendable."""
@@ -37,7 +49,8 @@ class Flusher:
     def __init__(self, core: Core, kick: Callable[[], None]) -> None:
         self.core = core
         self.kick = kick
-        self.backlog: deque[tuple[int, tuple[BlockTask, ...], int]] = deque()
+        self.backlog: deque[Unit] = deque()
+        self.later: list[tuple[float, Unit]] = []  # something they need is gone; when to look again
         self.running: dict[BuildJob, None] = {}
         self.inline_bytes = 0
         self.unlogged: list[Flight] = []  # made, but the disk under the log is full
@@ -169,23 +182,26 @@ class Flusher:
             if flight.opno:
                 continue
             opno = self.core.take_opno()
-            payload = packb(
-                Reserved(
-                    opno,
-                    node.ino,
-                    flight.frozen,
-                    flight.size,
-                    flight.mtime,
-                    flight.ctime,
-                    flight.appended_from,
-                )
-            )
-            pos = self.core.record(RESERVED, node.ino, 0, [payload])
+            pos = self.log_reserved(flight, opno)
             flight.opno = opno
             first = pos if node.content.first is None else min(pos, node.content.first)
             self.core.queue.add(Queued(opno, None, first, self.core.now(), flight))
             self.core.numbered(flight)
             node.pending += 1
+
+    def log_reserved(self, flight: Flight, opno: int) -> int:
+        payload = packb(
+            Reserved(
+                opno,
+                flight.ino,
+                flight.frozen,
+                flight.size,
+                flight.mtime,
+                flight.ctime,
+                flight.appended_from,
+            )
+        )
+        return self.core.record(RESERVED, flight.ino, 0, [payload])
 
     def drop(self, node: Inode) -> None:
         """The file has no name any more: what has no number is never sent."""
@@ -218,8 +234,7 @@ class Flusher:
             tasks = content.plan(flight)
             small = sum(run[1] for task in tasks for run in task.runs) <= SMALL_FILE
             have = self.bases(tasks) if small and (inline or not tasks) else None
-            if have is not None:
-                self.made_here(content, flight, tasks, have)
+            if have is not None and self.made_here(content, flight, tasks, have):
                 continue
             self.queue_tasks(flight, tasks)
         self.pump()
@@ -241,14 +256,19 @@ class Flusher:
 
     def made_here(
         self, content: Content, flight: Flight, tasks: list[BlockTask], have: dict[bytes, bytes]
-    ) -> None:
-        """Make the blocks of a small flight at once: somebody waits, and a job costs more than that."""
-        made = [build(task, self.core.log, lambda wanted: have) for task in tasks]
+    ) -> bool:
+        """Make the blocks of a small flight at once: somebody waits, and a job costs more than that. False:
+        the log cannot be read."""
+        try:
+            made = [build(task, self.core.log, lambda wanted: have) for task in tasks]
+        except IntegrityError:
+            return False
         for built in made:
             for blob, data in zip(built.blobs, built.raw, strict=True):
                 self.core.recent.keep(blob.hash, data)
         content.took(flight, made)
         self.made(flight)
+        return True
 
     def queue_tasks(self, flight: Flight, tasks: list[BlockTask]) -> None:
         chunk: list[BlockTask] = []
@@ -284,7 +304,11 @@ class Flusher:
                 self.core.flights[key].left == 1 for key, _ in units
             )
             job = BuildJob(
-                tuple(units), self.core.log, COMMIT_BLOBS_MAX if room else 0, self.uncommitted(units)
+                tuple(units),
+                self.core.log,
+                COMMIT_BLOBS_MAX if room else 0,
+                self.uncommitted(units),
+                frozenset(key for key, _ in units if self.given_up(key)),
             )
             self.running[job] = None
             self.core.jobs.append(job)
@@ -308,7 +332,7 @@ class Flusher:
             known.update((source.hash, source) for f in content.flights for source in f.sources)
         return known
 
-    def finish(self, job: BuildJob, result: list[tuple[int, list[Built]]] | FsdError) -> None:
+    def finish(self, job: BuildJob, result: list[Made] | FsdError) -> None:
         """A build job ended."""
         self.running.pop(job, None)
         for key, tasks in job.units:
@@ -322,9 +346,12 @@ class Flusher:
             self.failed(result)
             return
         self.delay = RETRY_FIRST
-        for key, built in result:
+        for (key, built), (_, tasks) in zip(result, job.units, strict=True):
             flight = self.core.flights.get(key)
             if flight is None:
+                continue
+            if isinstance(built, IntegrityError):
+                self.unmade(flight, tasks, built)
                 continue
             content = self.core.nodes.get(flight.ino).file()
             content.took(flight, built)
@@ -334,6 +361,24 @@ class Flusher:
                 self.start(content)
         self.pump()
         self.kick()
+
+    def unmade(self, flight: Flight, tasks: tuple[BlockTask, ...], error: IntegrityError) -> None:
+        """Something that blocks of a flight need is gone: on the server, or the log cannot be read. Perhaps
+        it comes back; after UNMADE_MAX what is here is made of it."""
+        now = self.core.now()
+        if flight.unmade is None:
+            flight.unmade, flight.since = error, now
+        self.core.reason = error.message
+        self.later.append((now + UNMADE_AGAIN, (flight.key, tasks, sum(t.length for t in tasks))))
+
+    def given_up(self, key: int) -> bool:
+        flight = self.core.flights[key]
+        return flight.unmade is not None and self.core.now() - flight.since >= UNMADE_MAX
+
+    def again_at(self) -> float | None:
+        """When to call `wake`."""
+        times = [at for at, _ in self.later]
+        return min(times if self.retry_at is None else [*times, self.retry_at], default=None)
 
     def failed(self, error: FsdError) -> None:
         self.core.reason = error.message
@@ -349,15 +394,22 @@ class Flusher:
         content = node.file()
         reserved = core.queue.get(flight.opno) if flight.opno else None
         opno = flight.opno or core.take_opno()
+        content.look(flight)
         op = operation(flight, content.cseq)._replace(opno=opno)
-        flown = Flown(op, flight.frozen, tuple(flight.sources))
         try:
-            core.record(CONTENT, flight.ino, 0, [packb(flown)])
+            if not flight.broken:
+                flown = Flown(op, flight.frozen, tuple(flight.sources))
+                core.record(CONTENT, flight.ino, 0, [packb(flown)])
+            elif reserved is None:
+                # A recovery finds its number, and out for itself that it cannot be made.
+                self.log_reserved(flight, opno)
         except NoSpace as exc:
             self.unlogged.append(flight)
             self.failed(exc)
             return
         flight.state, flight.opno = READY, opno
+        if flight.broken:
+            op, flight.blobs = op._replace(blocks=(), full=True), []
         self.inline_bytes += sum(len(blob.stored) for blob in flight.blobs)
         if reserved is None:
             first = content.first if content.first is not None else core.log.tail
@@ -429,6 +481,8 @@ class Flusher:
 
     def wake(self, now: float) -> None:
         """The retry's time has come."""
+        self.backlog.extend(unit for at, unit in self.later if at <= now)
+        self.later = [(at, unit) for at, unit in self.later if at > now]
         if self.retry_at is not None and self.retry_at <= now:
             self.retry_at = None
             again, self.unlogged = self.unlogged, []

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from fsd.model.attrs import Attr, Entry
 from fsd.model.blocks import decode as decode_parts
-from fsd.model.errors import FsdError, HistoryChanged, Unavailable
+from fsd.model.errors import FsdError, HistoryChanged, IntegrityError, Unavailable
 from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, LISTING_MAX, NS_BATCH_MAX
 from fsd.remote.api import Remote
-from fsd.vfs.build import fetcher
+from fsd.vfs.build import each, fetcher
 from fsd.vfs.core import Core
 from fsd.vfs.node import Inode
 from fsd.vfs.types import BULK, LOCAL, Cache, Invalidation, Want
@@ -59,13 +59,13 @@ class AskJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlobJob:
-    """Fetch blobs through the cache."""
+    """Fetch blobs through the cache. One that the server has lost costs the others nothing."""
 
     hashes: tuple[bytes, ...]
     lane: str = BULK
 
-    def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes]:
-        return fetcher(remote, cache)(self.hashes)
+    def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes | IntegrityError]:
+        return each(fetcher(remote, cache), self.hashes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -547,7 +547,7 @@ class Loader:
                 self.blob_wants[digest] = []
                 self.blob_queue.append(digest)
 
-    def finish_blobs(self, job: BlobJob, result: dict[bytes, bytes] | FsdError) -> None:
+    def finish_blobs(self, job: BlobJob, result: dict[bytes, bytes | IntegrityError] | FsdError) -> None:
         if isinstance(result, FsdError):
             self._retry(result)
             for digest in job.hashes:
@@ -556,12 +556,18 @@ class Loader:
                     self.blob_wants[digest] = waiting
                     self.blob_queue.append(digest)
                     continue
-                for want in waiting:
-                    self.wanted.pop(want, None)
-                    want.end(result)
+                self._lost(waiting, result)
             return
         self.delay = RETRY_FIRST
-        self._have(result)
+        for digest, data in result.items():
+            if isinstance(data, IntegrityError):
+                self._lost(self.blob_wants.pop(digest, []), data)
+        self._have({digest: data for digest, data in result.items() if isinstance(data, bytes)})
+
+    def _lost(self, waiting: list[Want], error: FsdError) -> None:
+        for want in waiting:
+            self.wanted.pop(want, None)
+            want.end(error)
 
     def finish_cached(self, job: CacheJob, result: dict[bytes, bytes] | FsdError) -> None:
         """What the cache has; the rest is fetched."""

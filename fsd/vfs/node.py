@@ -280,17 +280,21 @@ class Nodes:
 
     def path(self, ino: int, root: int) -> bytes:
         """One path of the inode below the mount's root, as well as it is known; for messages."""
-        parts: list[bytes] = []
+        top, names = self.place(ino, root)
+        return b"/" + b"/".join(names if top == root else (b"?%x" % top, *names))
+
+    def place(self, ino: int, root: int) -> tuple[int, tuple[bytes, ...]]:
+        """The highest inode above `ino` (or it) that is known, and the names from there to it."""
+        names: list[bytes] = []
         seen: set[int] = set()
         while ino != root and ino not in seen:
             seen.add(ino)
             node = self.by_ino.get(ino)
             if node is None or node.where is None:
-                parts.append(b"?%x" % ino)
                 break
             ino, name = node.where
-            parts.append(name)
-        return b"/" + b"/".join(reversed(parts))
+            names.append(name)
+        return ino, tuple(reversed(names))
 
     def droppable(self, node: Inode) -> bool:
         """Whether nothing needs it: no lookup, no handle, no name in a loaded directory, nothing pending."""

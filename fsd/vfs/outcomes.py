@@ -115,9 +115,10 @@ def _refused_content(committer: Committer, node: Inode, flight: Flight) -> None:
     content = node.file()
     after = content.refused(flight)
     queued = committer.core.queue.get(after.opno) if after is not None else None
-    if after is not None and queued is not None and isinstance(queued.op, Content):
-        queued.op = operation(after, queued.op.base, full=True)
+    if after is not None and queued is not None:
         queued.sources = after.sources
+    if after is not None and queued is not None and isinstance(queued.op, Content) and not after.broken:
+        queued.op = operation(after, queued.op.base, full=True)
         kind, ino, _, pieces = committer.recorded(queued)
         committer.core.record_if_room(kind, ino, pieces)
     if not content.unclean:

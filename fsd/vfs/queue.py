@@ -58,6 +58,11 @@ class Queued:
     sources: list[Source] = field(default_factory=list)
     with_next: bool = False
 
+    @property
+    def broken(self) -> bool:
+        """Whether it is never sent but put aside: its content cannot be made."""
+        return self.flight is not None and self.flight.broken
+
 
 class CommitQueue:
     """Queued operations by rising number; those `sent` are at the front and not yet answered. `held`: a
@@ -164,12 +169,13 @@ class CommitQueue:
         return next(islice(self._ops.values(), len(batch), None), None)
 
     def batch(self, most: int) -> list[Queued]:
-        """The operations of the next commit: from the head, up to the first that is not made yet."""
+        """The operations of the next commit: from the head, up to the first that is not made yet, or is to be
+        put aside."""
         taken: list[Queued] = []
         size = rows = count = 0
         most = min(most, COMMIT_OPS_MAX)
         for queued in self._ops.values():
-            if queued.op is None or len(taken) >= most or self.waits(queued):
+            if queued.op is None or queued.broken or len(taken) >= most or self.waits(queued):
                 break
             if queued.blobs:
                 size += sum(len(blob.stored) for blob in queued.blobs)

@@ -340,7 +340,7 @@ class Replay:
             if isinstance(op, Create) and outcome is None and op.ino in self.files:
                 past = self.files[op.ino]
                 past.cseq = past.cseq or ack.seq
-            if isinstance(item, Flown) and outcome is not None and outcome.status == REFUSED:
+            if isinstance(item, Flown | Reserved) and outcome is not None and outcome.status == REFUSED:
                 self._refused(item)
             elif isinstance(item, Flown):
                 self._landed(item, ack.seq, kept=outcome is not None and not moved)
@@ -349,12 +349,14 @@ class Replay:
                 self.forked |= isinstance(item, Flown) and outcome.errno == errno.EEXIST
         self.acked = max(self.acked, ack.acked)
 
-    def _refused(self, item: Flown) -> None:
-        """What came after it takes its changes along; without such they are in `refused/` alone."""
-        past = self.files.get(item.op.ino)
+    def _refused(self, item: Flown | Reserved) -> None:
+        """What came after it takes its changes along; without such they are in `refused/` alone. Of what
+        could not be made only the number is known."""
+        ino = item.op.ino if isinstance(item, Flown) else item.ino
+        past = self.files.get(ino)
         if past is None:
             return
-        if not self.contents(item.op.ino) and all(event.pos < item.frozen for event in past.changes):
+        if not self.contents(ino) and all(event.pos < item.frozen for event in past.changes):
             past.changes = []
 
     def _landed(self, item: Flown, seq: int, *, kept: bool) -> None:

@@ -172,7 +172,7 @@ class Volume(CopyCalls):
 
     def next_deadline(self) -> float | None:
         """When to call `tick` next at the latest (monotonic); None: only after something happens."""
-        times = [self.flusher.retry_at, self.loader.retry_at, self.committer.retry_at, self.keeper.at]
+        times = [self.flusher.again_at(), self.loader.retry_at, self.committer.retry_at, self.keeper.at]
         cut = self.committer.cutter.cut
         times.append(cut.retry_at if cut is not None else None)
         times.append(self.flusher.round_until if self.flusher.round_until is not None else self.core.age_at)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from support.cli import Outcome, process
 from support.server import TestFs, shared_fs, shared_server  # noqa: F401
@@ -153,6 +154,23 @@ def test_export_writes_the_content_and_keeps_the_entries(left: Left, tmp_path: P
     assert again.json["exported"] == [str(target / "d" / "a.refused-9-2")]
     assert left.recover("--export", str(target)).code == 1
     assert len(found.json["refused"]) == 4
+
+
+def test_what_lacks_bytes_is_told_and_never_sent_with_zeros(left: Left, tmp_path: Path) -> None:
+    """What is nowhere any more cannot be put over what is there; what is left can be taken out."""
+    entry = left.own / "refused" / "9-2" / "entry"
+    raw = msgpack.unpackb(entry.read_bytes(), use_list=False)
+    entry.write_bytes(msgpack.packb({**raw, "lacking": 700}))
+    listed = {one["id"]: one["lacking_bytes"] for one in left.recover().json["refused"]}
+    assert listed == {"9-1": 0, "9-2": 700, "9-3": 0, "9-4": 0}
+    out = left.recover("--export", str(tmp_path / "out")).json
+    assert out["exported"] == out["incomplete"] == [str(tmp_path / "out" / "d" / "a")]
+    found = left.recover("--retry")
+    assert found.code == 6
+    (failed,) = [one for one in found.json["failed"] if one["id"] == "9-2"]
+    assert "700 bytes of it are nowhere" in failed["reason"]
+    assert process("stat", "/d/a", env=left.fs.env).code == 5
+    assert (left.own / "refused" / "9-2" / "data").stat().st_size == 3000
 
 
 def test_a_path_never_leads_out_of_the_export(left: Left, tmp_path: Path) -> None:
