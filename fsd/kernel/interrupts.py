@@ -53,7 +53,7 @@ def pending(pid: int) -> Pending | None:
 def look_for_killed(machine: Machine) -> None:
     """Answer the parked requests of callers that are to end. Any thread but the FUSE one; some 40 µs a
     request."""
-    now = machine.host.monotonic()
+    now = machine.clock()
     for parked in machine.snapshot():
         if parked.pid == 0 or parked.woken or now - parked.since < PATIENCE:
             continue

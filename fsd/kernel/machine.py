@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 # A want ends by itself at `io_timeout`; this much later the waiter ends in any case.
 GRACE = 2.0
+# Ticks come ten times a second. What lies between two of them beyond this, the process did not run (a paused
+# sandbox, SIGSTOP): nobody has waited for the server meanwhile, whose answer may be there already.
+PAUSED = 2.0
 
 
 class LoopWait(Protocol):
@@ -49,7 +52,7 @@ class Parked:
     """One waiter. `wake(None)` when the want ended, `wake(error)` to end the waiting early; `pid` is the
     process that waits (0: unknown), `inherited` when it is only the one that opened the handle. `undone`:
     nothing of its call has happened yet. `request`: the kernel waits for the answer. `since` and `deadline`
-    are monotonic seconds."""
+    are seconds of `Machine.clock`."""
 
     want: Want
     wake: Callable[[BaseException | None], None]
@@ -90,6 +93,12 @@ class Machine:
         # Takes what the kernel has to forget beside what the feed tells; loop's thread.
         self.invalidated: Callable[[list[Invalidation]], None] | None = None
         self.beat = host.monotonic()
+        self._paused = 0.0  # how long the process did not run, as far as ticks tell
+
+    def clock(self) -> float:
+        """Seconds by which waiting is bounded: monotonic ones without those in which the process did not run.
+        Any thread."""
+        return min(self.host.monotonic(), self.beat + PAUSED) - self._paused
 
     def start(self) -> None:
         """Start the workers; any thread."""
@@ -117,6 +126,10 @@ class Machine:
     def tick(self) -> None:
         """Timers: called every 100 ms or so. `beat` tells the watchdog that the loop is alive."""
         now = self.host.monotonic()
+        paused = now - self.beat - PAUSED
+        if paused > 0:
+            self._paused += paused  # before the beat: for other threads the clock never runs ahead
+            self.volume.extend(paused)
         self.beat = now
         if self._stopped:
             return
@@ -124,8 +137,9 @@ class Machine:
             self.at_once.look()
         self.volume.tick(now)
         self._after()
+        waited = self.clock()
         for parked in list(self._parked.values()):
-            if parked.deadline is not None and now >= parked.deadline and not parked.woken:
+            if parked.deadline is not None and waited >= parked.deadline and not parked.woken:
                 self.wake(parked, Unavailable(f"no answer in time: {parked.want.what}"))
 
     def _after(self) -> None:
@@ -162,12 +176,11 @@ class Machine:
         request: bool = True,
     ) -> Callable[[], object]:
         """Have `wake` called once: with None when `want` ended, with an error when `within` seconds have
-        passed since `since`. Returns what forgets the watch. `request`: for a request of the kernel; these
-        end with its connection, and over PARKED_MAX waiters raise `Unavailable`."""
+        passed since `since` (of `clock`). Returns what forgets the watch. `request`: for a request of the
+        kernel; these end with its connection, and over PARKED_MAX waiters raise `Unavailable`."""
         if request and len(self._parked) >= PARKED_MAX:
             raise Unavailable(f"{PARKED_MAX} requests wait for the server already")
-        now = self.host.monotonic()
-        since = now if since is None else since
+        since = self.clock() if since is None else since
         deadline = None if within is None else since + within
         parked = Parked(want, wake, since, deadline, pid, inherited, undone, request)
         key = self._next_key = self._next_key + 1
@@ -210,8 +223,8 @@ class Machine:
         return self.io_timeout + GRACE if self.io_timeout else None
 
     def is_over(self, since: float) -> bool:
-        """Whether a handler that began to wait at `since` has waited as long as one may."""
-        return bool(self.io_timeout) and self.host.monotonic() - since >= self.io_timeout
+        """Whether a handler that began to wait at `since` (of `clock`) has waited as long as one may."""
+        return bool(self.io_timeout) and self.clock() - since >= self.io_timeout
 
     def fail_requests(self, error: BaseException) -> None:
         """The connection to the kernel is gone: end all that waits for an answer to one of its requests. Who

@@ -135,7 +135,7 @@ class FsdOperations(pyfuse3.Operations):
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
         """Wait, then call `body` again, until it answers or `io_timeout` has passed since the start."""
         machine = self._machine
-        since = machine.host.monotonic()
+        since = machine.clock()
         caller = args[-1] if args else None
         inherited = not hasattr(caller, "pid")
         pid = self._openers.get(args[0], 0) if inherited else caller.pid  # type: ignore[union-attr]

@@ -345,6 +345,14 @@ class Calls:
         self.disk_again, self.disk_freed = now + DISK_AGAIN, core.log.freed
         return want
 
+    def extend(self, seconds: float) -> None:
+        """Whoever waits may wait so much longer: the process did not run for that time."""
+        for want in self.core.wants:
+            if want.deadline is not None:
+                want.deadline += seconds
+        if self.disk_since is not None:
+            self.disk_since += seconds
+
     def do(self, op: Op, *, drops: Inode | None = None) -> None:
         """Log and queue an operation on inodes that are in memory; `drops` loses a name with it."""
         last = drops is not None and drops.nlink <= 1 and not drops.is_dir

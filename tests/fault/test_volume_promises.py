@@ -102,6 +102,22 @@ def test_an_fsync_without_a_server_is_told_and_the_next_covers_everything(box: C
     assert content(box, "/f") == b"first second"
 
 
+def test_an_fsync_of_a_paused_sandbox_waits_its_time_after_it(box: Client) -> None:
+    _, fh = make(box, b"f")
+    box.volume.core.options = replace(box.options, io_timeout=5.0)
+    box.net.cut = 1 << 30
+    box.call(lambda v: v.write(fh, 0, b"data"))
+    with pytest.raises(Park) as parked:
+        box.volume.fsync(fh, False)
+    box.volume.extend(600.0)
+    later(box, 600)
+    assert not box.volume.done(parked.value.want)
+    box.net.cut = 0
+    later(box, 3)
+    assert box.volume.done(parked.value.want)
+    assert content(box, "/f") == b"data"
+
+
 def test_a_revoked_token_is_told_at_once_and_nothing_is_lost(box: Client) -> None:
     _, fh = make(box, b"f")
     box.call(lambda v: v.write(fh, 0, b"data"))

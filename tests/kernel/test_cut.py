@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +64,33 @@ def test_a_killed_reader_of_a_cut_server_is_gone(patient: Sandbox, server: Serve
         reader.kill()
         os.kill(server.pid, signal.SIGCONT)
         reader.wait(60)
+
+
+@pytest.mark.long
+def test_an_fsync_in_a_paused_sandbox_is_no_error_after_it(server: Server, tmp_path: Path) -> None:
+    """The sandbox stands still for longer than the I/O time-out; the server was well all the while."""
+    limit = 20
+    box = Sandbox(tmp_path / "box", server.create(), "--io-timeout", f"{limit}s")
+    script = "import os, sys; out = open(sys.argv[1], 'wb', 0); out.write(b'kept'); os.fsync(out.fileno())"
+    try:
+        box.mount()
+        os.listdir(box.mountpoint)
+        os.kill(server.pid, signal.SIGSTOP)
+        writer = subprocess.Popen([sys.executable, "-c", script, str(box.mountpoint / "f")])
+        wait_for(lambda: parked(writer.pid), 30, "the fsync to wait")
+        box.signal(signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGCONT)
+        paused = time.monotonic()
+        wait_for(lambda: time.monotonic() - paused > limit + 3, limit + 60, "the pause to be over", every=0.5)
+        box.signal(signal.SIGCONT)
+        assert writer.wait(60) == 0
+        box.lose()
+        box.mount()
+        assert (box.mountpoint / "f").read_bytes() == b"kept"
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        box.signal(signal.SIGCONT)
+        box.close()
 
 
 def test_readers_go_on_when_the_server_is_back(patient: Sandbox, server: Server) -> None:

@@ -238,6 +238,9 @@ class TinyVolume:
             raise want.error
         return want.finished
 
+    def extend(self, seconds: float) -> None:
+        return
+
     def tick(self, now: float) -> None:
         for at, want in self.timers:
             if now >= at:

@@ -19,7 +19,7 @@ from fsd.host.seam import Host
 from fsd.kernel import entries, feed
 from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
-from fsd.kernel.machine import GRACE, Machine
+from fsd.kernel.machine import GRACE, PAUSED, Machine
 from fsd.kernel.mini import Scheduler
 from fsd.kernel.mountpoint import parse_mountinfo
 from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
@@ -169,14 +169,34 @@ class TestMachine:
         machine = make_machine(clock)
         woken: list[object] = []
         machine.watch(Want("never"), woken.append, within=machine.handler_timeout())
-        clock.now += 5 + GRACE - 0.1
-        machine.tick()
+        for _ in range(4):
+            clock.now += (5 + GRACE - 0.1) / 4
+            machine.tick()
         assert woken == []
         clock.now += 0.2
         machine.tick()
         machine.tick()
         assert len(woken) == 1
         assert isinstance(woken[0], Unavailable)
+
+    def test_a_pause_of_the_process_is_no_time_that_anybody_waited(self) -> None:
+        clock, longer = Clock(), list[float]()
+        machine = make_machine(clock)
+        cast(Any, machine.volume).extend = longer.append
+        woken: list[object] = []
+        since = machine.clock()
+        machine.watch(Want("never"), woken.append, within=machine.handler_timeout())
+        clock.now += 3600.0
+        # Who is woken by an answer before the first tick has not waited an hour either.
+        assert machine.clock() == since + PAUSED
+        assert not machine.is_over(since)
+        machine.tick()
+        assert machine.clock() == since + PAUSED
+        assert (woken, longer) == ([], [3600.0 - PAUSED])
+        for _ in range(5):
+            clock.now += 1.0
+            machine.tick()
+        assert (len(woken), machine.is_over(since), longer) == (1, True, [3600.0 - PAUSED])
 
     def test_no_time_out_waits_for_ever(self) -> None:
         clock = Clock()
