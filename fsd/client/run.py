@@ -15,6 +15,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -242,6 +243,12 @@ def push_left(files: Files, directory: Path) -> RunResult:
     result = RunResult(None, None, Pushed())
     work = _recall(directory, files)
     with _handled(), _locked(directory):
+        if not os.path.lexists(directory / TREE):
+            # Whoever removed it, the run was over: that says nothing about the files on the server.
+            raise UsageError(
+                f"{directory / TREE} is gone: nothing is left of what was to be pushed",
+                hint=f"remove {directory}; on the server everything is as it was",
+            )
         _push(files, work, result)
     return result
 
@@ -274,7 +281,10 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
         result.error = NotDrained(f"{first.path} could not be pushed: {first.message}")
     if result.error is not None:
         result.left = work.directory
-        work.remember(files.http.host)
+        if work.directory.exists():
+            work.remember(files.http.host)
+        else:
+            result.error = NotDrained(f"{work.directory} was removed while the command ran: nothing was pushed")
         return
     if result.at_work and work.temporary:
         result.kept = work.directory
@@ -286,9 +296,21 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
         result.error = exc  # everything is on the server; only its copy here could not be removed
 
 
+def _have_top(tree: Path) -> None:
+    """The copy's own directory, made again where the command removed it (`rm -rf "$PWD"`): as through a mount,
+    whose top cannot be removed, what was below it was. Raises where something else is in its place, and where
+    the whole work directory is gone."""
+    with told(os.fsencode(tree)):
+        if not os.path.lexists(tree):
+            os.mkdir(tree, 0o755)
+        elif not stat.S_ISDIR(os.lstat(tree).st_mode):
+            raise NotDrained(f"{tree} is no directory any more: nothing of it was pushed")
+
+
 def _push_until_settled(files: Files, work: _Work, result: RunResult) -> bool:
     """Push, again where processes that outlived the command wrote meanwhile; False: they go on."""
     for _ in range(PUSHES):
+        _have_top(work.directory / TREE)
         push(files, work.remote, work.tree, work.base, work.moved, work.label, result.pushed)
         # First who is at work, then what is there: of who ended in between, all that was written is seen.
         result.at_work = users(work.directory / TREE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -387,3 +388,44 @@ def test_a_killed_run_is_found_and_pushed_by_the_next(
     assert push_left(files, left).exit_code == 0
     assert get(files, b"/w/a") == b"new\n" and b"b" not in names(files)
     assert left_overs(base) == [] and not left.exists()
+
+
+def test_a_command_that_removes_its_own_directory_emptied_it(files: Files, tmp_path: Path) -> None:
+    """As through a mount, whose top stays."""
+    done = shell(files, tmp_path, 'rm -rf "$PWD"')
+    assert (done.exit_code, done.left, done.error) == (0, None, None)
+    assert names(files) == [] and stat_or_none(files, b"/w") is not None
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [('rm -rf "${PWD%/*}"', "removed"), ('d="$PWD"; rm -rf "$d"; ln -s /usr/bin "$d"', "no directory")],
+)
+def test_a_directory_that_is_another_says_nothing_about_files(
+    files: Files, tmp_path: Path, script: str, word: str
+) -> None:
+    before = names(files)
+    done = shell(files, tmp_path, script)
+    assert done.exit_code == 6
+    assert done.error is not None and word in done.error.message
+    assert names(files) == before
+
+
+def test_a_tree_that_went_after_its_run_says_nothing_about_files(
+    files: Files, shared_fs: TestFs, tmp_path: Path
+) -> None:
+    """The run was killed, and then somebody tidied up."""
+    ready, base = tmp_path / "ready", tmp_path / "base"
+    argv = [sys.executable, "-c", CHILD, shared_fs.token, str(base), f"echo $$ > {ready}; exec sleep 60"]
+    child = subprocess.Popen(argv, env=clean_env(), preexec_fn=die_with_parent)
+    command = int(wait_for(lambda: ready.exists() and ready.read_text().strip(), 30, "the command"))
+    child.kill()
+    child.wait(60)
+    os.kill(command, signal.SIGKILL)
+    [left] = left_overs(base)
+    shutil.rmtree(left / "tree")
+    before = names(files)
+    with pytest.raises(UsageError, match="is gone"):
+        push_left(files, left)
+    assert names(files) == before != []
