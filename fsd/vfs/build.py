@@ -7,7 +7,7 @@ it could run in another process. Any thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -220,46 +220,120 @@ def from_log(source: Source, log: Log) -> bytes | None:
 
 
 def fetcher(
-    remote: Remote, cache: Cache, log: Log | None = None, known: dict[bytes, Source] | None = None
+    remote: Remote, cache: Cache, log: Log | None = None, known: Mapping[bytes, Source] | None = None
 ) -> Fetch:
     """Verified blob bytes: from the cache, by making those of `known` again from the log (flights that are
     made but not committed: the server need not have their blobs yet), else from the server. Raises
     `IntegrityError` when nobody has one."""
 
     def fetch(wanted: Sequence[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        lacking = []
-        for digest in wanted:
-            data = cache.get(digest)
-            source = known.get(digest) if known else None
-            if data is None and source is not None and log is not None:
-                data = again(source, log)
-            if data is None:
-                lacking.append(digest)
-            else:
-                found[digest] = data
-        for at in range(0, len(lacking), 256):
-            got, absent = remote.blobs(lacking[at : at + 256], FETCH_TIMEOUT)
-            for blob in got:
-                data = open_blob(blob)
-                cache.put(blob.hash, data)
-                found[blob.hash] = data
-            if absent:
-                raise IntegrityError(
-                    f"the server lacks {len(absent)} blobs, {absent[0].hex()} the first",
-                    hint="what is here of the files that need them: `fsd recover --export DIR`",
-                )
+        lineage = _Lineage(remote, cache, log, known or NOTHING)
+        found = lineage.make(wanted)
+        absent = [digest for digest in wanted if digest not in found]
+        if absent:
+            raise IntegrityError(
+                f"the server lacks {len(absent)} blobs, {absent[0].hex()} the first",
+                hint="what is here of the files that need them: `fsd recover --export DIR`",
+            )
         return found
 
-    def again(source: Source, log: Log) -> bytes | None:
-        """Its bytes, or None where the log's segment has gone: then its commit was answered meanwhile."""
+    return fetch
+
+
+def first_sources(sources: Iterable[Source]) -> dict[bytes, Source]:
+    """How to make each blob again, of sources in the order they were made. The first one counts: content that
+    was there before has its old name, and what it is made of then may be made of that name."""
+    known: dict[bytes, Source] = {}
+    for source in sources:
+        known.setdefault(source.hash, source)
+    return known
+
+
+class _Lineage:
+    """Some blobs and all they are made of, for one call.
+
+    A blob's sources name others, as far back as the server has answered no commit: a chain as long as it was
+    away, so nothing here recurses. And they can name each other in a circle: what was A, then B, then A again
+    has A made of B and B made of A. At least one blob of a circle is the server's then (`first_sources`).
+    """
+
+    def __init__(self, remote: Remote, cache: Cache, log: Log | None, known: Mapping[bytes, Source]) -> None:
+        self._remote, self._cache, self._log = remote, cache, log
+        self._known: Mapping[bytes, Source] = known if log is not None else NOTHING
+        self._have: dict[bytes, bytes] = {}
+        self._of: dict[bytes, set[bytes]] = {}  # a blob -> those it is made of
+        self._users: dict[bytes, set[bytes]] = {}  # a blob -> those made of it that are not made yet
+        self._made: set[bytes] = set()
+        self._wanted: set[bytes] = set()
+
+    def make(self, wanted: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those of `wanted` that are to be had."""
+        self._wanted = set(wanted)
+        self._look_back(wanted)
+        self._ask([digest for digest in self._of if digest not in self._known])
+        self._make_all()
+        if not self._wanted <= self._have.keys():
+            # A circle, or a segment of the log that went: then its commit was answered meanwhile.
+            self._ask([one for one in self._of if one not in self._have and one not in self._made])
+            self._make_all()
+        return {digest: self._have[digest] for digest in wanted if digest in self._have}
+
+    def _look_back(self, wanted: Sequence[bytes]) -> None:
+        """What has to be made or asked for, back to what is at hand."""
+        waiting = list(wanted)
+        while waiting:
+            digest = waiting.pop()
+            if digest in self._of or digest in self._have:
+                continue
+            data = self._cache.get(digest)
+            if data is not None:
+                self._have[digest] = data
+                continue
+            source = self._known.get(digest)
+            named = set() if source is None else {piece[1] for piece in source.pieces if len(piece) == 4}
+            self._of[digest] = named
+            for one in named:
+                self._users.setdefault(one, set()).add(digest)
+            waiting.extend(named)
+
+    def _ask(self, digests: Sequence[bytes]) -> None:
+        """Take from the server what it has of these."""
+        for at in range(0, len(digests), 256):
+            got, _ = self._remote.blobs(digests[at : at + 256], FETCH_TIMEOUT)
+            for blob in got:
+                self._have[blob.hash] = open_blob(blob)
+                self._cache.put(blob.hash, self._have[blob.hash])
+
+    def _make_all(self) -> None:
+        """Make what can be made now, and let go of what nothing more is made of."""
+        ready = [digest for digest in self._of if self._can(digest)]
+        while ready:
+            digest = ready.pop()
+            data = self._again(self._known[digest]) if self._can(digest) else None
+            if data is None:
+                continue
+            self._have[digest] = data
+            self._made.add(digest)
+            for one in self._of[digest]:
+                self._users[one].discard(digest)
+                if not self._users[one] and one not in self._wanted:
+                    self._have.pop(one, None)
+            ready.extend(user for user in self._users.get(digest, ()) if self._can(user))
+
+    def _can(self, digest: bytes) -> bool:
+        """Whether it is to be made, and all it is made of is there."""
+        if digest not in self._known or digest in self._made or digest in self._have:
+            return False
+        return self._of[digest] <= self._have.keys()
+
+    def _again(self, source: Source) -> bytes | None:
+        """Its bytes, or None where the log does not have them any more."""
+        assert self._log is not None, "without a log nothing is known"
         try:
-            data = assemble(source.pieces, log, fetch)
+            data = assemble(source.pieces, self._log, lambda named: {one: self._have[one] for one in named})
         except IntegrityError:
             return None
         return data if hashlib.sha256(data).digest() == source.hash else None
-
-    return fetch
 
 
 def each(fetch: Fetch, wanted: Sequence[bytes]) -> dict[bytes, bytes | IntegrityError]:

@@ -28,7 +28,7 @@ from fsd.model.errors import (
 from fsd.model.limits import COMMIT_OPS_MAX
 from fsd.model.ops import REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
 from fsd.remote.api import Remote
-from fsd.vfs.build import ResendJob, Source
+from fsd.vfs.build import ResendJob, Source, first_sources
 from fsd.vfs.content import operation
 from fsd.vfs.core import Core
 from fsd.vfs.cut import Cutter
@@ -315,9 +315,7 @@ class Committer:
 
     def resend(self, missing: tuple[bytes, ...]) -> None:
         """The server lacks blobs of this commit: make them again from the log, then the same commit."""
-        known: dict[bytes, Source] = {
-            source.hash: source for queued in self.core.queue for source in queued.sources
-        }
+        known = first_sources(source for queued in self.core.queue for source in queued.sources)
         sources = []
         for digest in missing:
             # A blob this session did not make: perhaps the cache still has it.
@@ -440,10 +438,13 @@ class Committer:
             for queued in core.queue:
                 if queued.op is not None and not queued.broken:
                     core.record(*self.recorded(queued))
+            core.log.sync()
         except NoSpace as exc:
             self.on_full_disk(exc)
             return
-        core.log.sync()
+        except OSError as exc:
+            self.on_full_disk(core.disk_failed(exc))
+            return
         self.unlogged = False
 
     def make_full(self, opno: int) -> None:

@@ -23,7 +23,7 @@ from fsd.model.limits import (
     UNMADE_AGAIN,
     UNMADE_MAX,
 )
-from fsd.vfs.build import BlockTask, BuildJob, Made, Source, build
+from fsd.vfs.build import BlockTask, BuildJob, Made, Source, build, first_sources
 from fsd.vfs.content import DEAD, MAKING, READY, Content, Flight, operation, part_rows
 from fsd.vfs.core import Core
 from fsd.vfs.log import BASE, CONTENT, RESERVED, segment_of
@@ -318,7 +318,7 @@ class Flusher:
         known: dict[bytes, Source] = {}
         if self.core.recovering:
             # A damaged file's copy stands on what flights of the file itself made.
-            return {source.hash: source for f in self.core.flights.values() for source in f.sources}
+            return first_sources(source for f in self.core.flights.values() for source in f.sources)
         for key, tasks in units:
             content = self.core.nodes.get(self.core.flights[key].ino).content
             based = [task for task in tasks if task.needs_base()]
@@ -329,7 +329,7 @@ class Flusher:
                     source = self.core.recent.source(part.hash)
                     if source is not None:
                         known[part.hash] = source
-            known.update((source.hash, source) for f in content.flights for source in f.sources)
+            known.update(first_sources(source for f in content.flights for source in f.sources))
         return known
 
     def finish(self, job: BuildJob, result: list[Made] | FsdError) -> None:

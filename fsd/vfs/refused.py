@@ -23,7 +23,7 @@ from fsd.model.errors import IntegrityError
 from fsd.model.limits import BLOCK, LIST_PAGE_MAX
 from fsd.model.names import split_path
 from fsd.remote.api import Remote
-from fsd.vfs.build import Fetch, Source, assemble, base_plan, fetcher
+from fsd.vfs.build import Fetch, Source, assemble, base_plan, fetcher, first_sources
 from fsd.vfs.log import Log
 from fsd.vfs.types import BULK, Cache
 from fsd.wire.messages import ATTRS, LIST
@@ -110,7 +110,7 @@ class SalvageJob:
     def _data(self, path: Path, refusal: Refusal, remote: Remote, cache: Cache) -> int:
         """Write the file; returns how many bytes of it nobody has any more as they were."""
         lacking = 0
-        mine = {source.hash: source for source in refusal.sources}
+        mine = first_sources(refusal.sources)
         fetch = fetcher(remote, cache, self.log, mine)
 
         def bytes_of(digest: bytes) -> tuple[bytes, bool]:
