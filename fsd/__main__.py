@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fsd.cli.main import main
+from fsd.cli.start import main
 
 if __name__ == "__main__":
     sys.exit(main())

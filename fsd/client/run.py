@@ -284,7 +284,7 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
         if work.directory.exists():
             work.remember(files.http.host)
         else:
-            result.error = NotDrained(f"{work.directory} was removed while the command ran: nothing was pushed")
+            result.error = NotDrained(f"{work.directory} was removed meanwhile: nothing was pushed")
         return
     if result.at_work and work.temporary:
         result.kept = work.directory
@@ -297,9 +297,9 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
 
 
 def _have_top(tree: Path) -> None:
-    """The copy's own directory, made again where the command removed it (`rm -rf "$PWD"`): as through a mount,
-    whose top cannot be removed, what was below it was. Raises where something else is in its place, and where
-    the whole work directory is gone."""
+    """The copy's own directory, made again where the command removed it (`rm -rf "$PWD"`): as through a
+    mount, whose top cannot be removed, what was below it was. Raises where something else is in its place,
+    and where the whole work directory is gone."""
     with told(os.fsencode(tree)):
         if not os.path.lexists(tree):
             os.mkdir(tree, 0o755)

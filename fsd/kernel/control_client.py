@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from fsd.model.errors import FsdError, InternalError, NotFound, from_body
+from fsd.model.errors import FsdError, InternalError, NotFound, Unavailable, from_body
 from fsd.model.limits import CONTROL_LINE_MAX
 
 CONNECT_TIMEOUT: Final = 5.0
+# How much later than the time a command gave its daemon must have said that it is over.
+LATE: Final = 10.0
+_PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -57,10 +61,14 @@ def request(
 ) -> dict[str, Any]:
     """Ask the daemon at socket `path`; returns what it answered.
 
-    `timeout` bounds the silence between two lines (the daemon sends progress every second while it works).
-    Raises the daemon's error as the class it is, `NoDaemon`, or `InternalError` when it went away meanwhile.
+    `timeout` bounds the silence between two lines (the daemon sends progress every second while it works),
+    and so does a `timeout` among `args`, by which it has answered. Raises the daemon's error as the class it
+    is, `NoDaemon`, `Unavailable` when it is silent, or `InternalError` when it went away meanwhile.
     """
     sock = connect(path)
+    within = (args or {}).get("timeout")
+    if timeout is not None and within is not None:
+        timeout = min(timeout, within + LATE)
     try:
         sock.settimeout(timeout)
         sock.sendall(json.dumps({"verb": verb, "args": args or {}}).encode() + b"\n")
@@ -79,11 +87,23 @@ def request(
                 else:
                     raise from_body(answer, 500)
     except TimeoutError as exc:
-        raise InternalError(f"the daemon did not answer {verb!r} within {timeout} s") from exc
+        raise _silent(sock, f"the daemon did not answer {verb!r} within {timeout:g} s") from exc
     except (OSError, ValueError) as exc:
         raise InternalError(f"the control socket broke while it answered {verb!r}: {exc}") from exc
     finally:
         sock.close()
+
+
+def _silent(sock: socket.socket, text: str) -> Unavailable:
+    """Why a daemon says nothing, as far as can be seen from outside."""
+    pid, _, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        state = b""
+    if state in (b"T", b"t"):
+        return Unavailable(f"{text}: the process {pid} is stopped", hint=f"`kill -CONT {pid}` lets it go on")
+    return Unavailable(text, hint=f"`kill -USR1 {pid}` has it write into its log where it stands")
 
 
 def error_line(error: FsdError) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 
@@ -59,3 +60,38 @@ def _timed() -> float:
     assert process("journal", "create", "j", "--dry-run", env={"FSD_TOKEN": TOKEN}).code == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class There:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fsd.cli.table":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, There())
+from fsd.cli.start import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, "--version"], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+HANDLES = """
+import signal, sys
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
+from fsd.cli import main as program, start
+program.main = lambda: print(signal.getsignal(signal.SIGINT) is getattr(signal, sys.argv[1]))
+start.main()
+"""
+
+
+def test_the_program_handles_ctrl_c_as_it_was_before_it_was_loaded() -> None:
+    """Who had it ignored (a job in the background of a script) goes on to ignore it."""
+    for before in ("default_int_handler", "SIG_IGN", "SIG_DFL"):
+        argv = [sys.executable, "-c", HANDLES, before]
+        assert subprocess.run(argv, capture_output=True, timeout=60).stdout == b"True\n", before
