@@ -181,6 +181,23 @@ def test_umount_of_a_mount_made_by_the_command(box: Sandbox, server: Server) -> 
     assert box.mountpoint.is_mount()
 
 
+@pytest.mark.long
+def test_a_forced_umount_does_not_wait_for_a_server_that_is_away(
+    box: Sandbox, server: Server, program: Path
+) -> None:
+    box.mount()
+    os.listdir(box.mountpoint)
+    os.kill(server.pid, signal.SIGSTOP)
+    (box.mountpoint / "file").write_bytes(b"kept")
+    began = time.monotonic()
+    forced = call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), os.fspath(box.mountpoint), "-f")
+    assert time.monotonic() - began < 120, "the I/O time-out is 300 s"
+    assert (forced.returncode, box.mountpoint.is_mount()) == (6, False)
+    os.kill(server.pid, signal.SIGCONT)
+    box.mount()
+    assert (box.mountpoint / "file").read_bytes() == b"kept"
+
+
 @pytest.mark.parametrize("name", ["mount.fuse.fsd", "umount.fuse.fsd"])
 def test_the_helper_of_a_removed_checkout_says_so(name: str, tmp_path: Path) -> None:
     made = Path("/sbin", name).read_text()
