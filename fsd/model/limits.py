@@ -17,7 +17,7 @@ NAME_MAX: Final = 255
 SYMLINK_MAX: Final = 4095
 XATTR_NAME_MAX: Final = 255
 XATTR_VALUE_MAX: Final = 64 * KIB
-XATTRS_TOTAL_MAX: Final = 64 * KIB
+XATTRS_TOTAL_MAX: Final = 68 * KIB  # of names and values: the largest value, beside what ext4 has room for
 LINK_MAX: Final = 65_000
 
 # Content.

@@ -21,6 +21,8 @@ from support.server import Server
 from support.twice import sh
 from support.wait import wait_for
 
+from fsd.model.limits import XATTR_VALUE_MAX, XATTRS_TOTAL_MAX
+
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 PYTHON_LIB = Path(os.__file__).parent
@@ -446,6 +448,28 @@ def test_files_without_a_label_are_told_so_once(place: Place) -> None:
     with pytest.raises(OSError) as told:
         os.getxattr(box.mountpoint / "plain", "security.ima")
     assert told.value.errno == errno.ENODATA
+
+
+def test_attributes_as_large_as_linux_lets_them_be(place: Place) -> None:
+    """The largest value fits beside a small one, and what is too much is told before it is promised."""
+    box = place.box()
+    path = box.mountpoint / "f"
+    path.touch()
+    value = os.urandom(XATTR_VALUE_MAX)
+    os.setxattr(path, "user.small", b"s")
+    os.setxattr(path, "user.large", value)
+    left = XATTRS_TOTAL_MAX - XATTR_VALUE_MAX - len("user.small" + "s" + "user.large" + "user.rest")
+    for size, number in ((left + 1, errno.ENOSPC), (XATTR_VALUE_MAX + 1, errno.E2BIG)):
+        with pytest.raises(OSError) as told:
+            os.setxattr(path, "user.rest", bytes(size))
+        assert told.value.errno == number
+    os.setxattr(path, "user.rest", bytes(left))
+    other = elsewhere(place, box).mountpoint / "f"
+    assert {name: os.getxattr(other, name) for name in os.listxattr(other)} == {
+        "user.small": b"s",
+        "user.large": value,
+        "user.rest": bytes(left),
+    }
 
 
 def test_what_is_gone_is_forgotten(place: Place) -> None:
