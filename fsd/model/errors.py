@@ -158,6 +158,14 @@ class NoSpace(FsdError):
     retryable = True
 
 
+class DiskFailed(NoSpace):
+    """The disk under the state directory takes nothing more: it fails, or was made read-only. What waits for
+    room on a full one waits for this one too; whoever changes something is told at once."""
+
+    code = "disk_failed"
+    errno = _errno.EIO
+
+
 class Unavailable(FsdError):
     """The server is down, unreachable, slow, or answered something that is no answer."""
 

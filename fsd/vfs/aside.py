@@ -15,15 +15,17 @@ from typing import Final
 from fsd.host.files import fsync_dir
 from fsd.host.seam import Host
 from fsd.model.errors import NoSpace
+from fsd.model.limits import MIB
 from fsd.vfs.log import FULL, Log
-from fsd.vfs.segments import NAME
+from fsd.vfs.segments import NAME, legible
 
 DIRECTORY: Final = "damaged"
 
 
 def put_aside(directory: Path, log: Log, host: Host) -> Path:
-    """A durable copy of every segment of `log`, which was scanned; where it is. The same damage found again
-    is the same copy. Raises `NoSpace` when there is no room: then nothing of the log may be changed."""
+    """A durable copy of every segment of `log`, which was scanned, with zeros where the disk cannot read it;
+    where it is. The same damage found again is the same copy. Raises `NoSpace` when there is no room: then
+    nothing of the log may be changed."""
     numbers = Log.segments(directory)
     name = f"log-{numbers[0]:x}-{log.last_number}"
     target, part = directory / DIRECTORY / name, directory / DIRECTORY / f"{name}.part"
@@ -33,8 +35,12 @@ def put_aside(directory: Path, log: Log, host: Host) -> Path:
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in numbers:
             copy = part / (NAME % number)
-            shutil.copyfile(directory / (NAME % number), copy)
-            with open(copy, "rb") as file:
+            with open(directory / (NAME % number), "rb") as source, open(copy, "wb") as file:
+                at = 0
+                while piece := legible(source.fileno(), MIB, at):
+                    file.write(piece)
+                    at += len(piece)
+                file.flush()
                 os.fsync(file.fileno())
         fsync_dir(part)
         host.crash_point("log.aside")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fsd.model.errors import NoSpace
+from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import MIB
 from fsd.vfs.core import Core
 from fsd.vfs.extents import Run
@@ -38,6 +38,8 @@ def compact(core: Core) -> None:
             _move(core, node, (oldest + 1) << SHIFT)
     except NoSpace as exc:
         core.disk_full(exc)
+    except IntegrityError as exc:
+        core.reason = exc.message  # it stays where it is, and is told to whoever reads it
     core.trim()
 
 

@@ -130,8 +130,8 @@ class CopyCalls(RangeCalls):
     def _log(self, node: Inode, kind: int, offset: int, body: list[bytes]) -> int:
         try:
             pos = self.flusher.log_change(node, kind, offset, body, spare=False)
-        except NoSpace:
-            self.out_of_space()
+        except NoSpace as exc:
+            self.out_of_space(exc)
         self.disk_since = None
         return pos
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
-from fsd.model.errors import FsdError, HistoryChanged, LeaseLost, NoSpace
+from fsd.model.errors import DiskFailed, FsdError, HistoryChanged, LeaseLost, NoSpace
 from fsd.model.limits import BLOCK, MIB
 from fsd.model.space import NOMINAL
 from fsd.vfs.blocklists import BlockLists
@@ -180,22 +180,29 @@ class Core:
         )
 
     def record(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool = True) -> int:
-        """Append to the log, in a new segment where this one is full. Raises `NoSpace`."""
+        """Append to the log, in a new segment where this one is full. Raises `NoSpace`, also where the disk
+        fails (`DiskFailed`)."""
         length = sum(map(len, pieces))
         if self.unsaid:
             self.say_state()
-        if self.log.must_rotate(length):
-            self.log.rotate(self.state())
-        return self.log.append(kind, ino, offset, pieces, spare=spare)
+        try:
+            if self.log.must_rotate(length):
+                self.log.rotate(self.state())
+            return self.log.append(kind, ino, offset, pieces, spare=spare)
+        except OSError as exc:
+            raise self.disk_failed(exc) from exc
 
     def prepare(self, length: int) -> None:
         """The records that follow, `length` bytes together, will find room on the disk. Raises `NoSpace`: a
         call of several records ends before its first where it cannot be done whole."""
         if self.unsaid:
             self.say_state()
-        if self.log.must_rotate(length):
-            self.log.rotate(self.state())
-        self.log.prepare(length)
+        try:
+            if self.log.must_rotate(length):
+                self.log.rotate(self.state())
+            self.log.prepare(length)
+        except OSError as exc:
+            raise self.disk_failed(exc) from exc
 
     def say_state(self) -> None:
         """A STATE record with the wire numbers that changed since the last one."""
@@ -274,6 +281,9 @@ class Core:
             except NoSpace as exc:
                 self.disk_full(exc)
                 return
+            except OSError as exc:
+                self.disk_full(self.disk_failed(exc))
+                return
             oldest = self.log.tail
         if self.log.freeable(oldest):
             self.sync_job = self.log.begin_sync()
@@ -284,10 +294,17 @@ class Core:
         """A sync ended: what it made unneeded goes."""
         self.sync_job = None
         self.log.end_sync(job, failed=error is not None)
-        if error is not None:
-            self.reason = error.message
-        else:
+        if error is None:
             self.log.free_before(self.free_to)
+            return
+        self.reason = error.message
+        try:
+            # Answers from now on are in a segment that can be trusted.
+            self.log.rotate(self.state())
+        except NoSpace as exc:
+            self.disk_full(exc)
+        except OSError as exc:
+            self.disk_full(self.disk_failed(exc))
 
     def capacity(self) -> int:
         """The bound of the log, `--buffer-size`."""
@@ -295,6 +312,13 @@ class Core:
             return self.options.buffer_size
         disk = os.statvfs(self.options.state_dir)
         return min(self.options.buffer_max, (disk.f_bavail * disk.f_frsize + self.log.used) // 2)
+
+    def disk_failed(self, exc: OSError) -> DiskFailed:
+        """The disk under the log takes nothing, and it is not for want of room."""
+        return DiskFailed(
+            f"the disk under the state directory {self.options.state_dir} fails: {exc.strerror}",
+            hint="what was written before is sent as far as it can be read; answers wait for the log",
+        )
 
     def disk_full(self, exc: NoSpace) -> None:
         self.reason = exc.message

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NoReturn
 
 from fsd.model.blocks import Parts, pieces, seen
-from fsd.model.errors import NoSpace, PosixError
+from fsd.model.errors import DiskFailed, NoSpace, PosixError
 from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
 from fsd.vfs.compact import compact
@@ -308,8 +308,8 @@ class FileCalls(NameCalls):
         time = core.stamp()
         try:
             pos = self.flusher.log_change(node, WRITE, offset, [TIME.pack(time, append), data], spare=False)
-        except NoSpace:
-            self.out_of_space()
+        except NoSpace as exc:
+            self.out_of_space(exc)
         self.disk_since = None
         pos += TIME.size
         if node.rdev or offset > node.size:
@@ -336,10 +336,12 @@ class FileCalls(NameCalls):
                 self.set_attributes(node, mode=node.mode & ~taken)
         self.drop_capability(node)
 
-    def out_of_space(self) -> NoReturn:
+    def out_of_space(self, exc: NoSpace) -> NoReturn:
         """The disk under the log is full: send what there is and wait for room, or say so at once when
-        nothing can be freed."""
+        nothing can be freed, or it is the disk that fails."""
         core = self.core
+        if isinstance(exc, DiskFailed):
+            raise exc
         core.trim(renew_at=MIB)
         compact(core)
         if core.sync_job is None and not core.dirty and not len(core.queue):

@@ -23,7 +23,7 @@ from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import LOG_KEPT, MIB, SEGMENT
 from fsd.remote.api import Remote
-from fsd.vfs.segments import HEAD, HEAD_CRC, HEAD_LEN, MARKER, NAME, segments
+from fsd.vfs.segments import HEAD, HEAD_CRC, HEAD_LEN, MARKER, NAME, legible, segments
 from fsd.vfs.segments import STATE as STATE
 from fsd.vfs.types import BULK, Cache
 
@@ -95,6 +95,9 @@ class Log:
         self._kept: dict[int, int] = {}  # deleted segments that can still be read, with their sizes
         self._kept_sizes: dict[int, int] = {}
         self.unsynced: set[int] = set()  # segments written to since the last sync
+        # Segments a sync of which failed: the kernel may have given up what was dirty, and the next one says
+        # that all is well. What they say counts no more for freeing others; they go with those.
+        self._suspect: set[int] = set()
 
     # opening -----------------------------------------------------------------------------------------
     @classmethod
@@ -159,7 +162,7 @@ class Log:
         for segment, size in self._sizes.items():
             at = self._ends.get(segment, -HEAD_LEN) + HEAD_LEN
             while at < size:
-                piece = os.pread(self._fds[segment], _SEARCH, at)
+                piece = self._pread(segment, _SEARCH, at)
                 found = piece.find(_MARK)
                 while found >= 0:
                     record = self._record_at(segment, at + found)
@@ -180,7 +183,7 @@ class Log:
         at, last = self._ends[segment], self._last_byte(segment)
         if last < at:
             return False
-        head = os.pread(self._fds[segment], HEAD_LEN, at)
+        head = self._pread(segment, HEAD_LEN, at)
         end = at + HEAD_LEN
         if len(head) == HEAD_LEN and HEAD_CRC.unpack_from(head, HEAD.size)[0] == crc32(head[: HEAD.size]):
             end += HEAD.unpack_from(head)[3]
@@ -193,7 +196,7 @@ class Log:
         end = self._sizes[segment]
         while end > 0:
             start = max(0, end - _SEARCH)
-            kept = len(os.pread(self._fds[segment], end - start, start).rstrip(b"\0"))
+            kept = len(self._pread(segment, end - start, start).rstrip(b"\0"))
             if kept:
                 return start + kept - 1
             end = start
@@ -220,8 +223,7 @@ class Log:
                 self._sizes[segment] = end
 
     def _record_at(self, segment: int, at: int) -> Record | None:
-        fd = self._fds[segment]
-        head = os.pread(fd, HEAD_LEN, at)
+        head = self._pread(segment, HEAD_LEN, at)
         if len(head) < HEAD_LEN:
             return None
         (own,) = HEAD_CRC.unpack_from(head, HEAD.size)
@@ -231,8 +233,12 @@ class Log:
         if magic != MAGIC or at + HEAD_LEN + length > self._sizes[segment]:
             return None
         pos = segment << SHIFT | (at + HEAD_LEN)
-        whole = crc32(os.pread(fd, length, at + HEAD_LEN)) == crc
+        whole = crc32(self._pread(segment, length, at + HEAD_LEN)) == crc
         return Record(kind, number, ino, offset, pos, length, whole)
+
+    def _pread(self, segment: int, size: int, at: int) -> bytes:
+        """What is there, with zeros for what the disk cannot read: no record has its checksum then."""
+        return legible(self._fds[segment], size, at)
 
     # writing -----------------------------------------------------------------------------------------
     @property
@@ -469,9 +475,12 @@ class Log:
     def end_sync(self, job: SyncJob, *, failed: bool) -> None:
         if failed:
             self.unsynced |= job.segments
+            self._suspect |= job.segments
 
     def freeable(self, pos: int) -> bool:
-        """Whether there are segments that lie whole before `pos`."""
+        """Whether there are segments that lie whole before `pos`, and what says so can be made durable."""
+        if any(n >= pos >> SHIFT for n in self._suspect):
+            return False
         return any(n < pos >> SHIFT and n != self._segment for n in self._fds)
 
     def free_before(self, pos: int) -> None:
@@ -480,6 +489,7 @@ class Log:
         for number in sorted(n for n in self._fds if n < pos >> SHIFT and n != self._segment):
             self._host.crash_point("log.free")
             self._kept[number], self._kept_sizes[number] = self._fds.pop(number), self._sizes.pop(number)
+            self._suspect.discard(number)
             (self._dir / (NAME % number)).unlink(missing_ok=True)
             self.freed += 1
             self._host.crash_point("log.freed")

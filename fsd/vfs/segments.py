@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -16,7 +17,29 @@ HEAD_LEN: Final = HEAD.size + HEAD_CRC.size
 STATE: Final = 1  # msgpack: session, ticket, … (records.State); first in every segment
 NAME: Final = "log.%016x"
 _SEGMENT: Final = re.compile(r"log\.([0-9a-f]{16})")
+_PAGE: Final = 4096  # what a disk cannot read together
 MARKER: Final = "log-retired"  # holds the last segment's number of a log that is being deleted
+
+
+def legible(fd: int, size: int, at: int) -> bytes:
+    """As pread, with zeros for the pages that the disk cannot read."""
+    try:
+        return os.pread(fd, size, at)
+    except OSError as exc:
+        if exc.errno != errno.EIO:
+            raise
+    size = max(0, min(size, os.fstat(fd).st_size - at))
+    out = []
+    while size:
+        step = min(size, _PAGE - at % _PAGE)
+        try:
+            out.append(os.pread(fd, step, at))
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            out.append(bytes(step))
+        at, size = at + step, size - step
+    return b"".join(out)
 
 
 def segments(directory: Path) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,7 +168,8 @@ class _TakeOut:
         out = bytearray(size)
         for start, end, pos, ref in node.file().extents.runs(offset, offset + size):
             if ref is None:
-                out[start - offset : end - offset] = self.core.log.read(pos, end - start)
+                with suppress(IntegrityError):
+                    out[start - offset : end - offset] = self.core.log.read(pos, end - start)
         return bytes(out)
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.bench import Bench
 from support.client import Client, Clock, server_tree
 
-from fsd.model.errors import Busy, FormatTooNew, NotFound, UsageError
+from fsd.model.errors import Busy, DiskFailed, FormatTooNew, NotFound, UsageError
 from fsd.model.limits import MIB
 from fsd.vfs.aside import kept
 from fsd.vfs.log import STATE, Log
@@ -271,7 +271,7 @@ def test_a_write_that_failed_in_the_middle_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", half)
-        with pytest.raises(OSError, match="the test's disk"):
+        with pytest.raises(DiskFailed, match="the test's disk"):
             client.volume.write(fh, 0, b"\x55" * 100_000)
     assert os.pwritev is real
     client.call(lambda v: v.write(fh, 0, b"short"))
