@@ -61,4 +61,15 @@ def _command(context: Context, place: Path, root: Path) -> str:
         words += ["--remote-path", record.remote_path]
     if root != context.env.state_root():
         words += ["--state-dir", str(root)]
-    return f"`{shlex.join(words)}` sends it, as the next mount of that place does"
+    token = ""
+    if record.file_system_id != _filesystem(context):
+        token = f" with a token for {record.file_system_id}"
+    return f"`{shlex.join(words)}`{token} sends it, as the next mount of that place does"
+
+
+def _filesystem(context: Context) -> str:
+    """What the token in hand is for; empty: there is none."""
+    try:
+        return context.data().file_system_id
+    except FsdError:
+        return ""

@@ -122,7 +122,10 @@ def test_what_was_left_is_named_with_the_command_that_sends_it(server: Server, t
         assert box.fsd("unmount", place, "--timeout", "1s", check=False).returncode == 6
         os.kill(server.pid, signal.SIGCONT)
         send = f"fsd recover {place} --state-dir {state}"
-        assert f"`{send}`" in named()
+        assert f"`{send}` sends it" in named()
+        box.env["FSD_TOKEN"] = server.create().token
+        assert f"`{send}` with a token for {box.fs.id} sends it" in named()
+        box.env["FSD_TOKEN"] = box.fs.token
         # A mount of another place says so; its own clean end leaves nothing to be named.
         for _ in range(3):
             mounted = box.fsd("mount", os.fspath(other), "--state-dir", state, "--read-only")
