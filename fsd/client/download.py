@@ -25,6 +25,7 @@ from fsd.client.transfer import (
     normal,
 )
 from fsd.host.files import write_all
+from fsd.host.seam import Host
 from fsd.model.errors import Conflict, IntegrityError, UsageError
 from fsd.model.names import show
 
@@ -143,6 +144,9 @@ def _make_link(entry: JsonObject, target: bytes, options: CopyOptions, meter: Me
         os.symlink(pointed, target)
         if options.owner:
             os.lchown(target, int(entry["uid"]), int(entry["gid"]))
+        if options.preserve:
+            mtime_ns = int(entry["mtime_ns"])
+            os.utime(target, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
     meter.did("symlinks", target)
 
 
@@ -157,11 +161,15 @@ def get_tree(
     """Fetch the tree at the remote directory `source` into the local directory `target`, made if absent.
 
     `got` is called, on any thread, for each entry that is here now: with its path below `target`, its stat
-    object and the revision that was fetched.
+    object and the revision that was fetched. With it each name is a file of its own; else the names of one
+    file are one here too.
     """
     top = files.stat(source)
     directories = [(target, top)]
     links: list[tuple[JsonObject, bytes]] = []
+    first: dict[str, bytes] = {}  # a file with several names -> where the first one is
+    names: list[tuple[JsonObject, bytes]] = []  # its others
+    done: set[bytes] = set()  # where one is that was fetched
     _make_dir(target, meter)
     with Workers(options.parallel) as workers:
         meter.stopping = workers.stopping
@@ -174,7 +182,11 @@ def get_tree(
             elif entry["kind"] == "symlink":
                 links.append((entry, goal))
             elif entry["kind"] == "file":
-                job = _file_job(files, entry, goal, options, meter, got and partial(got, below, entry))
+                if got is None and entry["nlink"] > 1 and first.setdefault(entry["ino"], goal) != goal:
+                    names.append((entry, goal))
+                    continue
+                told_of = partial(got, below, entry) if got is not None else partial(_note, done, goal)
+                job = _file_job(files, entry, goal, options, meter, told_of)
                 workers.submit(meter.attempt(raw_path(entry), job))
                 continue
             else:
@@ -182,6 +194,10 @@ def get_tree(
                 continue
             if got is not None:
                 got(below, entry, str(entry["revision"]))
+    for entry, goal in names:
+        where = first[entry["ino"]]
+        there = where if where in done or (options.resume and _is_here(entry, where)) else None
+        meter.attempt(raw_path(entry), _name_job(files, entry, goal, there, options, meter))()
     for entry, goal in links:
         meter.attempt(raw_path(entry), _link_job(entry, goal, options, meter))()
     if options.preserve:
@@ -246,6 +262,46 @@ def _file_job(
             meter.did("skipped", goal)
 
     return job
+
+
+def _name_job(
+    files: Files, entry: JsonObject, goal: bytes, first: bytes | None, options: CopyOptions, meter: Meter
+) -> Callable[[], None]:
+    """A further name of the file that was fetched to `first`; fetched again where it cannot have one."""
+
+    def job() -> None:
+        again = first is None or (options.resume and _is_here(entry, goal))
+        try:
+            if first is not None and os.path.lexists(goal):
+                if os.path.samefile(first, goal):
+                    meter.did("skipped", goal)
+                    return
+                again = again or not options.overwrite
+            if first is not None and not again:
+                _link_over(first, goal, files.http.host)
+                meter.did("files", goal)
+                return
+        except OSError:  # too many names, a directory in the way, a disk without hard links
+            pass
+        _file_job(files, entry, goal, options, meter, None)()
+
+    return job
+
+
+def _note(done: set[bytes], goal: bytes, revision: str) -> None:
+    done.add(goal)
+
+
+def _link_over(first: bytes, goal: bytes, host: Host) -> None:
+    """The name is the old file or the linked one at any time."""
+    directory, name = os.path.split(goal)
+    beside = os.path.join(directory, b"." + name[:200] + b"." + host.token_bytes(6).hex().encode() + b".part")
+    os.link(first, beside, follow_symlinks=False)
+    try:
+        os.rename(beside, goal)
+    except OSError:
+        os.unlink(beside)
+        raise
 
 
 def _is_here(entry: JsonObject, goal: bytes) -> bool:

@@ -261,10 +261,12 @@ class Files:
     def chown(self, path: bytes, uid: int | None, gid: int | None) -> JsonObject:
         return self.action("chown", path=path, uid=uid, gid=gid)
 
-    def utimens(self, path: bytes, *, mtime_ns: int | None = None, atime_ns: int | None = None) -> JsonObject:
+    def utimens(
+        self, path: bytes, *, mtime_ns: int | None = None, atime_ns: int | None = None, follow: bool = True
+    ) -> JsonObject:
         times = {"mtime_ns": mtime_ns, "atime_ns": atime_ns}
         given = {name: None if ns is None else storable(ns) for name, ns in times.items()}
-        return self.action("utimens", path=path, **given)
+        return self.action("utimens", path=path, follow=None if follow else False, **given)
 
     def symlink(
         self, target: bytes, path: bytes, *, overwrite: bool = False, if_match: str | None = None

@@ -134,8 +134,10 @@ def _put_options(local: LocalFile, options: CopyOptions, *, parents: bool) -> Pu
 
 def _put_link(files: Files, source: bytes, target: bytes, options: CopyOptions, meter: Meter) -> None:
     with told(source):
-        pointed = os.readlink(source)
-    files.symlink(pointed, target, overwrite=options.overwrite)
+        pointed, mtime_ns = os.readlink(source), os.lstat(source).st_mtime_ns
+    made = files.symlink(pointed, target, overwrite=options.overwrite).get("stat") or {}
+    if options.preserve and made.get("mtime_ns") != storable(mtime_ns):
+        files.utimens(target, mtime_ns=mtime_ns, follow=False)
     meter.did("symlinks", target)
 
 
@@ -149,6 +151,9 @@ class _Tree:
         self.options, self.meter = options, meter
         self.there: dict[bytes, JsonObject] = {}
         self.directories: list[tuple[bytes, os.stat_result]] = []
+        self.linked: dict[tuple[int, int], bytes] = {}  # a file with several names -> where the first goes
+        self.names: list[tuple[bytes, bytes, bytes]] = []  # its others: local, remote, that first one
+        self.done: set[bytes] = set()  # where a local file is now
 
     def run(self) -> None:
         if self.options.resume:
@@ -156,6 +161,10 @@ class _Tree:
         with Workers(self.options.parallel) as workers:
             self.meter.stopping = workers.stopping
             self._walk(workers)
+        with Workers(self.options.parallel) as workers:
+            self.meter.stopping = workers.stopping
+            for source, goal, first in self.names:
+                workers.submit(self.meter.attempt(source, self._name_job(source, goal, first)))
         if self.options.preserve:
             with Workers(self.options.parallel) as workers:
                 for path, local in self.directories:
@@ -190,9 +199,55 @@ class _Tree:
                 goal = join(remote, entry.name)
                 if entry.is_dir(follow_symlinks=False):
                     below.append((entry.path, goal))
-                else:
+                elif not self._is_further_name(entry, goal):
                     workers.submit(self.meter.attempt(entry.path, self._file_job(entry.path, goal)))
             pending += reversed(below)
+
+    def _is_further_name(self, entry: os.DirEntry[bytes], remote: bytes) -> bool:
+        """Whether it is a file that an earlier name brings along; it is linked to that when all is there."""
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except OSError:
+            return False  # told by the file's own job
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink < 2:
+            return False
+        first = self.linked.setdefault((found.st_dev, found.st_ino), remote)
+        if first == remote:
+            return False
+        self.names.append((entry.path, remote, first))
+        return True
+
+    def _name_job(self, local: bytes, remote: bytes, first: bytes) -> Callable[[], None]:
+        """Give the copy of a file's first name this one too; copy it where there is no such copy."""
+
+        def job() -> None:
+            there = stat_or_none(self.files, remote)
+            origin = stat_or_none(self.files, first) if first in self.done else None
+            if origin is None or origin["kind"] != "file":
+                self._file_job(local, remote)()
+            elif there is None:
+                self.files.hardlink(first, remote)
+                self.meter.did("files", remote)
+            elif there["ino"] == origin["ino"]:
+                self.meter.did("skipped", remote)
+            elif there["kind"] != "file" or self.options.resume or not self.options.overwrite:
+                self._file_job(local, remote)()
+            else:
+                self._replace(first, remote)
+
+        return job
+
+    def _replace(self, first: bytes, remote: bytes) -> None:
+        """The name is the old file or the linked one at any time."""
+        mark = self.files.http.host.token_bytes(6).hex().encode()
+        beside = join(os.path.dirname(remote), b"." + os.path.basename(remote)[:200] + b"." + mark + b".part")
+        self.files.hardlink(first, beside)
+        try:
+            self.files.rename(beside, remote)
+        except FsdError:
+            self.files.remove(beside)
+            raise
+        self.meter.did("files", remote)
 
     def _make_directory(self, local: bytes, remote: bytes, found: os.stat_result) -> None:
         there = self.there.get(remote)
@@ -219,6 +274,7 @@ class _Tree:
             except OSError as exc:
                 raise local_error(exc, local) from exc
             if self._is_there(local, remote, found):
+                self.done.add(remote)
                 self.meter.did("skipped", remote)
                 return
             try:
@@ -226,6 +282,7 @@ class _Tree:
                     _put_link(self.files, local, remote, self.options, self.meter)
                 elif stat.S_ISREG(found.st_mode):
                     put_file(self.files, local, remote, self.options, self.meter)
+                    self.done.add(remote)
                 else:
                     self.meter.not_copied(local)
             except Conflict as exc:

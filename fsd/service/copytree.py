@@ -150,7 +150,9 @@ class TreeCopy:
             if not same:
                 self._build.remove(above.ino, name, there)
         if there is None or not same:
-            self._build.create(above, name, stat.S_IFLNK | 0o777, None, None, target=then.target)
+            there = self._build.create(above, name, stat.S_IFLNK | 0o777, None, None, target=then.target)
+        if there.mtime != then.mtime:
+            self._build.setattr(there.ino, mtime=then.mtime)
         self._count(SYMLINKS)
 
     def _file(self, above: Attr, name: bytes, entry: Walked, there: Attr | None) -> None:

@@ -59,7 +59,7 @@ def copy(bench: Bench, source: str, target: str, **options: bool) -> Copied:
 
 def looks(bench: Bench, attr: Attr) -> Any:
     content = bench.read(attr) if attr.is_file else attr.target
-    return attr.mode, attr.mtime if not stat.S_ISLNK(attr.mode) else 0, content, attr.xattrs
+    return attr.mode, attr.mtime, content, attr.xattrs
 
 
 def tree(bench: Bench, ino: int, path: str = "") -> dict[str, Any]:

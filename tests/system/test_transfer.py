@@ -72,7 +72,7 @@ def tree_of(top: bytes) -> dict[bytes, tuple[object, ...]]:
             there = os.lstat(path)
             below = os.path.relpath(path, top)
             if stat.S_ISLNK(there.st_mode):
-                found[below] = ("link", os.readlink(path))
+                found[below] = ("link", os.readlink(path), there.st_mtime_ns)
             elif stat.S_ISDIR(there.st_mode):
                 found[below] = ("dir", stat.S_IMODE(there.st_mode), there.st_mtime_ns)
             else:
@@ -375,3 +375,65 @@ def test_a_sparse_file_takes_no_more_room_when_it_comes_back(files: Files, here:
     download(files, b"/zeros", back, ONE)
     assert os.stat(back).st_size == 3 * MIB
     assert os.stat(back).st_blocks == 0
+
+
+def names_of(top: bytes) -> list[list[bytes]]:
+    """The files below `top` that have several names there, each by its names."""
+    found: dict[int, list[bytes]] = {}
+    for directory, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(directory, name)
+            found.setdefault(os.lstat(path).st_ino, []).append(os.path.relpath(path, top))
+    return sorted(sorted(names) for names in found.values() if len(names) > 1)
+
+
+def test_names_of_one_file_stay_names_of_one_file(files: Files, here: bytes) -> None:
+    top, back = here + b"/top", here + b"/back"
+    write(top + b"/a/one", b"one", mtime_ns=10**18)
+    write(top + b"/apart", b"one", mtime_ns=10**18)
+    for name in (b"/a/two", b"/z", b"/b"):
+        os.link(top + b"/a/one", top + name)
+    os.symlink(b"one", top + b"/a/link")
+    os.utime(top + b"/a/link", ns=(5, 7), follow_symlinks=False)
+    want = [[b"a/one", b"a/two", b"b", b"z"]]
+    assert names_of(top) == want
+    done = upload(files, top, b"/links", TREE)
+    assert (done.ok, done.files, done.bytes) == (True, 5, 6)  # what it is linked to is not sent again
+    assert files.stat(b"/links/z")["nlink"] == 4
+    got = download(files, b"/links", back, TREE)
+    assert (got.ok, got.files, got.bytes) == (True, 5, 6)
+    assert (tree_of(back), names_of(back)) == (tree_of(top), want)
+
+    # Again, over what is there: the same; where a name is another file it becomes one of this.
+    again = upload(files, top, b"/links", TREE)
+    assert (again.ok, again.files + again.skipped) == (True, 5)
+    assert files.stat(b"/links/z")["nlink"] == 4
+    files.remove(b"/links/z")
+    copy_remote(files, b"/links/apart", b"/links/z", ONE)
+    os.unlink(back + b"/z")
+    write(back + b"/z", b"another")
+    assert upload(files, top, b"/links", TREE).ok
+    assert files.stat(b"/links/z")["ino"] == files.stat(b"/links/b")["ino"]
+    assert download(files, b"/links", back, TREE).ok
+    assert (tree_of(back), names_of(back)) == (tree_of(top), want)
+    kept = {raw_path(one) for one in files.list(b"/links", recursive=True)}
+    assert not [path for path in kept if path.endswith(b".part")]
+
+
+def test_a_file_whose_first_name_cannot_be_copied_is_copied_by_another(files: Files, here: bytes) -> None:
+    top, back = here + b"/top", here + b"/back"
+    write(top + b"/a", b"new")
+    os.link(top + b"/a", top + b"/b")
+    os.link(top + b"/a", top + b"/c")
+    files.mkdir(b"/first/a", parents=True)  # in the way
+    up = upload(files, top, b"/first", TREE)
+    assert len(up.failed) == 1
+    assert [b"".join(files.read(b"/first/" + name)) for name in (b"b", b"c")] == [b"new", b"new"]
+
+    files.remove(b"/first/a", recursive=True)
+    assert upload(files, top, b"/first", TREE).ok
+    write(back + b"/a/in the way", b"x")
+    write(back + b"/b", b"old")
+    down = download(files, b"/first", back, TREE)
+    assert len(down.failed) == 1
+    assert [read(back + b"/" + name) for name in (b"b", b"c")] == [b"new", b"new"]
