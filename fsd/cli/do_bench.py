@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fsd.cli.context import Context
 from fsd.cli.output import Document, align
-from fsd.model.errors import InternalError
+from fsd.model.errors import InternalError, NotFound
 from fsd.model.limits import KIB, MIB
 
 SMALL: Final = 4 * KIB
@@ -25,6 +25,8 @@ def bench(context: Context, args: SimpleNamespace) -> Document:
     end. Changes nothing else."""
     where = os.path.abspath(args.path)
     figures: dict[str, dict[str, Any]] = {}
+    if not os.path.isdir(where):
+        raise NotFound(f"no such directory: {where}", hint="give one of a mount or of a local disk")
     work = tempfile.mkdtemp(prefix=".fsd-bench-", dir=where)
     try:
         for name, unit, value in (

@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
 
 def check_fuse(found: Findings) -> bool:
     """Whether the kernel and this user can mount at all."""
-    from fsd.kernel.mountpoint import require_fuse
+    from fsd.kernel.mountpoint import MTAB, MTAB_HINT, require_fuse
 
     try:
         require_fuse()
@@ -95,6 +95,8 @@ def check_fuse(found: Findings) -> bool:
         found.add("fuse", WARNING, f"{helper} is not setuid root", f"as root: chmod u+s {helper}")
         return False
     found.add("fuse", OK, f"/dev/fuse can be opened, {helper} is there")
+    if not os.path.exists(MTAB):
+        found.add("fuse", WARNING, f"there is no {MTAB}: {helper} cannot unmount without it", MTAB_HINT)
     return _has_pyfuse3(found)
 
 
@@ -130,7 +132,7 @@ def check_mounts(context: Context, found: Findings) -> None:
 def check_state(context: Context, args: SimpleNamespace, found: Findings) -> None:
     """The state directory: usable, enough room, and what ended mounts left behind."""
     root = Path(args.state_dir) if args.state_dir else context.env.state_root()
-    where = next(p for p in (root, *root.parents) if p.exists())
+    where = next(p for p in (root, *root.parents) if os.path.exists(p))  # False, too, where one may not look
     if not os.access(where, os.W_OK | os.X_OK):
         hint = "pass --state-dir DIR to `fsd mount`, or set XDG_STATE_HOME"
         found.add("state", WARNING, f"{where} is not writable: mounts can keep no state there", hint)

@@ -136,7 +136,11 @@ def _name_left_overs(context: Context, options: MountOptions) -> None:
     from fsd.kernel.mountpoint import resolve
 
     own = replace(options, mountpoint=resolve(options.mountpoint)).mount_id
-    for left in leftovers.find(context, options.state_dir):
+    try:
+        found = leftovers.find(context, options.state_dir)
+    except PermissionError:
+        return  # a HOME that is another user's: the mount itself says that nothing can be kept there
+    for left in found:
         if left.place.name != own:
             context.say(f"note: {left.told}; {left.command}")
 

@@ -72,7 +72,8 @@ class Environment:
         if not home.startswith("/"):
             home = os.path.expanduser("~")
         if not home.startswith("/"):
-            raise UsageError("no place for the state directory: HOME is not set", hint="pass --state-dir DIR")
+            told = f"HOME={home!r} is no absolute path" if home else "HOME is not set"
+            raise UsageError(f"no place for the state directory: {told}", hint="pass --state-dir DIR")
         return Path(home) / ".local" / "state" / "fsd"
 
     def runtime_dir(self) -> Path:

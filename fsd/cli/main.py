@@ -164,7 +164,9 @@ def _unknown(rows: Table, argv: list[str]) -> UsageError:
 
     typed = " ".join(argv[:2]) if rows.groups(argv[0]) else argv[0]
     known = [" ".join(w) for w in rows.by_words]
-    near = difflib.get_close_matches(typed, known, 1)
+    # `prune` for `checkpoint prune`: the second word alone.
+    whole = [" ".join(w) for w in rows.by_words if len(w) == 2 and w[1] == typed]
+    near = whole or difflib.get_close_matches(typed, known, 1)
     hint = f"did you mean `fsd {near[0]}`?" if near else "see `fsd --help`"
     return UsageError(f"unknown command: fsd {typed}", hint=hint)
 

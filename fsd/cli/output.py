@@ -72,7 +72,7 @@ def search(query: str, value: Any) -> Any:
 
 
 def _bad_query(query: str, exc: Exception, hint: str) -> UsageError:
-    reason = str(exc).splitlines()[0] if str(exc) else "invalid expression"
+    reason = str(exc).splitlines()[0].rstrip(":") if str(exc) else "invalid expression"
     return UsageError(f"--query {query!r}: {reason}", hint=hint)
 
 

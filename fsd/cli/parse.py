@@ -6,6 +6,7 @@ must be fast. `--flag value`, `--flag=value`, `-x value`, grouped switches (`-rf
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 from fsd.cli.table import Command, Flag, Words
@@ -63,7 +64,8 @@ def _take(
             return _take(by_name, given, argv, at, "-" + rest, words)
         name, equals, value = first, "=", rest
     if found is None:
-        raise UsageError(f"unknown flag {name}", hint=f"see `fsd {' '.join(words)} --help`")
+        typed = name if word.startswith("--") else "-" + word.partition("=")[0]  # find's `-name`
+        raise UsageError(f"unknown flag {name}", hint=_nearest(typed, by_name, words))
     if found.convert is None:
         if equals:
             raise UsageError(f"{name} takes no value")
@@ -76,6 +78,15 @@ def _take(
         at += 1
     given.setdefault(found.dest, []).append(value)
     return at
+
+
+def _nearest(typed: str, names: Iterable[str], words: Words) -> str:
+    """Which flag was meant by `typed`, if one is near, and where they all are."""
+    import difflib
+
+    everything = f"see `fsd {' '.join(words)} --help`"
+    near = difflib.get_close_matches(typed, [n for n in names if n.startswith("--")], 1, 0.7)
+    return f"did you mean {near[0]}? Else {everything}" if near else everything
 
 
 def place_operands(

@@ -33,7 +33,7 @@ from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
 from fsd.client.leases import Leases, nobody_writes
 from fsd.client.push import Base, Pushed, differs, push, signature
-from fsd.client.sources import told
+from fsd.client.sources import local_error, told
 from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, real_path, stat_or_none
 from fsd.host.files import lock_directory, write_durable
 from fsd.host.processes import users
@@ -333,8 +333,15 @@ def _locked(directory: Path) -> Iterator[None]:
 def _work_directory(options: RunOptions) -> Iterator[Path]:
     """The directory to work in, locked."""
     if options.work_dir is None:
-        with told(os.fsencode(options.base)):
+        try:
             options.base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as exc:
+            error = local_error(exc, os.fsencode(options.base))
+            error.hint = (
+                error.hint or "choose --work-dir, or set HOME or XDG_STATE_HOME to a directory of yours"
+            )
+            raise error from exc
+        with told(os.fsencode(options.base)):
             made = Path(tempfile.mkdtemp(prefix="run-", dir=options.base))
         with _locked(made):
             yield made

@@ -27,6 +27,8 @@ BUSY_PACE: Final = 0.1
 _MNT_FORCE: Final = 1
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
+MTAB: Final = "/etc/mtab"
+MTAB_HINT: Final = f"as root: ln -s ../proc/self/mounts {MTAB}"
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _libc = ctypes.CDLL(None, use_errno=True)
 _pace = threading.Event()  # never set: the time between two tries
@@ -240,7 +242,9 @@ def _detach(place: Path, *, lazy: bool, dead: bool) -> None:
         text = done.stderr.decode("utf-8", "replace").strip()
         if "busy" in text.lower():
             raise busy(place)
-        raise FsdError(f"{place} cannot be unmounted: {text}")
+        # What no init prepared (a bare chroot) has none; fusermount3 mounts without it and cannot unmount.
+        hint = f"{MTAB_HINT}; until then `fsd drain` sends everything" if not os.path.exists(MTAB) else ""
+        raise FsdError(f"{place} cannot be unmounted: {text}", hint=hint)
 
 
 def force(place: Path) -> int:

@@ -142,7 +142,8 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"the disk under {options.state_dir} is full") from exc
         raise UsageError(
-            f"the state directory {own} cannot be made: {exc.strerror}", hint="choose --state-dir"
+            f"the state directory {own} cannot be made: {exc.strerror}",
+            hint="choose --state-dir, or set HOME or XDG_STATE_HOME to a directory of yours",
         ) from exc
     record = Record(
         mount_id=options.mount_id,

@@ -253,7 +253,10 @@ def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
         row = _told(record)
         row |= {"mount_path": str(entry.path), "mount_id": mount_id}
         row["file_system_id"] = entry.ids[0] if entry.ids else ""
-        row["state"] = record.state if record and alive else "dead"
+        if record is None:
+            row["state"] = _state_without_record(entry.path)
+        else:
+            row["state"] = record.state if alive else "dead"
         found.append(row)
     for mount_id, record in records.items():
         if mount_id not in listed and directory.home(record).alive(mount_id):
@@ -262,6 +265,12 @@ def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
             row |= {"file_system_id": record.file_system_id, "state": record.state}
             found.append(row)
     return found
+
+
+def _state_without_record(place: Path) -> str:
+    """Of a mount whose record is another user's, or below another XDG_RUNTIME_DIR: "dead" where it fails."""
+    answer = mountpoint.answers(place, within=1.0)
+    return "dead" if isinstance(answer, OSError) and not isinstance(answer, PermissionError) else "foreign"
 
 
 def _told(record: Record | None) -> dict[str, Any]:

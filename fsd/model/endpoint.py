@@ -15,7 +15,7 @@ _URL: Final = re.compile(
     r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Z0-9._-]+)(?::([0-9]{1,5}))?(/[!\x22$->@-~]*)?",
     re.ASCII | re.IGNORECASE,
 )
-_HINT: Final = "the form is https://HOST[:PORT]"
+_HINT: Final = "the form is https://HOST[:PORT]; http:// for a server on this machine"
 
 
 class Endpoint(NamedTuple):

@@ -23,7 +23,11 @@ def unavailable(where: str, exc: BaseException) -> Unavailable:
             hint="give the CA's certificate in SSL_CERT_FILE, or check that the endpoint is the right host",
         )
     if isinstance(exc, ssl.SSLError):
-        return Unavailable(f"{where} does not speak TLS as expected: {exc.reason}")
+        hint = "does the server speak plain http there? Then the endpoint begins with http://"
+        return Unavailable(
+            f"{where} does not speak TLS as expected: {exc.reason}",
+            hint=hint if exc.reason == "WRONG_VERSION_NUMBER" else None,
+        )
     if isinstance(exc, ConnectionError):
         return Unavailable(f"{where} closed the connection without a whole answer")
     if isinstance(exc, OSError) and exc.strerror:

@@ -24,10 +24,17 @@ def open_dir() -> Iterator[Path]:
 
 
 def in_a_users_mount(
-    open_dir: Path, fs: TestFs, user: int, script: str, *options: str, timeout: float = 90
+    open_dir: Path,
+    fs: TestFs,
+    user: int,
+    script: str,
+    *options: str,
+    timeout: float = 90,
+    prepare: str = "",
 ) -> str:
     """What `script` said, run by `user` in a directory with the mount `m` that he made; unmounted at the end.
-    The device is made everybody's in a mount namespace of its own: here only root may open it."""
+    The device is made everybody's in a mount namespace of its own: here only root may open it. `prepare` is
+    run there as root before."""
     home = open_dir / "home"
     home.mkdir()
     os.chown(home, user, user)
@@ -42,6 +49,7 @@ def in_a_users_mount(
     """
     as_root = f"""
         mknod {open_dir}/fuse c 10 229; chmod 666 {open_dir}/fuse; mount --bind {open_dir}/fuse /dev/fuse
+        {prepare}
         exec setpriv --reuid={user} --regid={user} --clear-groups bash -uc {shlex.quote(as_user)}
     """
     done = subprocess.run(

@@ -110,6 +110,12 @@ def test_the_state_root_needs_a_home_of_some_kind() -> None:
     )
 
 
+def test_a_home_that_is_no_absolute_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "relative")
+    with pytest.raises(UsageError, match="HOME='relative' is no absolute path"):
+        Environment({"HOME": "relative"}).state_root()
+
+
 def test_the_claim_hides_its_secrets() -> None:
     shown = repr(claim({"FSD_TOKEN": TOKEN, "FSD_ADMIN_KEY": "admin-key-text"}))
     assert TOKEN not in shown

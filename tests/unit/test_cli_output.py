@@ -74,6 +74,15 @@ def test_a_wrong_query_is_found_before_the_work_is_done() -> None:
     assert "--query 'a['" in found.err
 
 
+def test_a_cut_off_query_is_told_in_a_whole_line() -> None:
+    assert inside("ls", "--query", "[[", env=ENV).error["message"].endswith("Incomplete expression")
+
+
+def test_a_bench_of_nothing_says_so() -> None:
+    found = inside("bench", "/no/such/place")
+    assert (found.code, found.error["message"]) == (5, "no such directory: /no/such/place")
+
+
 def test_a_query_is_applied_to_the_result_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "call", lambda *_: Document({"a": 1, "b": 2}))
     assert inside("stat", "/x", "--query", "keys(@)", env=ENV).json == ["a", "b"]

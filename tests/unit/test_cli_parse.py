@@ -208,6 +208,20 @@ def test_an_unknown_command_names_the_nearest() -> None:
     assert inside("fs", "read-fil", "--path", "/x").error["hint"] == "did you mean `fsd fs read-file`?"
 
 
+def test_the_second_word_alone_names_the_whole_command() -> None:
+    assert inside("prune").error["hint"] == "did you mean `fsd checkpoint prune`?"
+    assert inside("rotate", "tok").error["hint"] == "did you mean `fsd token rotate`?"
+
+
+def test_an_unknown_flag_names_the_nearest() -> None:
+    everything = "see `fsd ls --help`"
+    assert inside("ls", "--recusive").error["hint"] == f"did you mean --recursive? Else {everything}"
+    assert inside("ls", "--checkpont=cp_x").error["hint"] == f"did you mean --checkpoint? Else {everything}"
+    assert inside("ls", "--nothing-like-it").error["hint"] == everything
+    assert inside("find", "/", "-name", "x").error["hint"].startswith("did you mean --name? Else")
+    assert inside("ls", "-Z").error["hint"] == everything
+
+
 def test_common_flags_may_stand_before_the_command() -> None:
     env = {"FSD_TOKEN": TOKEN}
     before = inside("--output", "text", "--region=local", "journal", "create", "j", "--dry-run", env=env)
