@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from fsd.host.crc import crc32
 from fsd.host.files import fsync_dir, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace

@@ -8,7 +8,8 @@ import re
 import struct
 from pathlib import Path
 from typing import Final
-from zlib import crc32
+
+from fsd.host.crc import crc32
 
 # The header of a record: magic, kind, flags, length, number, inode, offset, CRC of the payload; its own CRC.
 HEAD: Final = struct.Struct(">HBBIQQQI")
