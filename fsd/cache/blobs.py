@@ -1,11 +1,14 @@
 """`BlobCache`: copies of blobs on the local disk, named by their hash. Never anything only it holds.
 
-`DIR/v1/ab/cd/<hash as hex>`; `v1` is the format. A file appears by rename, without fsync: after a power cut
+`DIR/v1/a/<hash as hex>`; `v1` is the format. A file appears by rename, without fsync: after a power cut
 it may hold anything, so every read is verified, and what does not match is deleted and a miss. The time of a
 file is its last use (moved at most once a minute), so several mounts share one directory with no index
 and no lock between processes. The price is that the size is known by scanning: at the first store, whenever
 the bound is met, and after each eighth of the bound stored by this process. Above the bound the least
 recently used files go. Each further mount that shares the directory can exceed the bound by an eighth.
+
+Large blobs are stored behind their user's back, on a thread and past the page cache: who reads a file waits
+for its bytes, not for copies of them.
 
 A cache never fails its user: a full or broken disk makes `put` a no-op and `get` a miss, both counted, and
 `stats` tells the last reason. Some space is left free for the log, which shares the disk.
@@ -21,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from fsd.host.direct import write_past_cache
 from fsd.host.files import write_all
 from fsd.host.seam import Host
-from fsd.model.limits import CACHE_PAUSE, CACHE_RESERVE, CACHE_TOUCH
+from fsd.model.limits import CACHE_PAUSE, CACHE_RESERVE, CACHE_TOUCH, DIRECT_PIECE
 
 _TEMPORARY: Final = ".tmp"
 _STALE_NS: Final = 3600 * 10**9  # a temporary file this old belongs to nobody
@@ -54,8 +58,9 @@ class _File(NamedTuple):
 class BlobCache:
     """Any thread. Blocks on the local disk only."""
 
-    def __init__(self, directory: Path, host: Host, max_bytes: int) -> None:
-        """`max_bytes` 0 turns it off. Makes nothing yet: a cache on a full disk must not stop a mount."""
+    def __init__(self, directory: Path, host: Host, max_bytes: int, *, behind: int = 0) -> None:
+        """`max_bytes` 0 turns it off. So many bytes of large blobs as `behind` says may wait to be stored.
+        Makes nothing yet: a cache on a full disk must not stop a mount."""
         self._root = os.path.join(os.fspath(directory), "v1")
         self._host, self._max = host, max_bytes
         self._lock = threading.Lock()  # the figures below
@@ -67,17 +72,24 @@ class BlobCache:
         self._serial = 0
         self._hits = self._misses = self._damaged = self._evicted = self._skipped = 0
         self._last_error = ""
+        self._behind = behind
+        self._waiting: dict[bytes, bytes] = {}  # what is to be stored; the first is being
+        self._waiting_bytes = 0
+        self._changed = threading.Condition(self._lock)  # of `_waiting`
+        self._thread: threading.Thread | None = None
 
     def get(self, digest: bytes) -> bytes | None:
         """The verified bytes of the blob, or None."""
-        path = self._path(digest)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as exc:
-            if exc.errno != errno.ENOENT:
-                self._note(exc)
+        with self._lock:
+            waiting = self._waiting.get(digest)
+            if waiting is not None:
+                self._hits += 1
+                return waiting
+        found = self._open(digest)
+        if found is None:
             self._miss()
             return None
+        fd, path = found
         try:
             data = self._read(fd)
         except OSError as exc:
@@ -97,9 +109,53 @@ class BlobCache:
         return data
 
     def put(self, digest: bytes, data: bytes) -> None:
-        """Keep a copy of verified bytes, if there is room."""
-        if not 0 < len(data) <= self._max:
-            return
+        """Keep a copy of verified bytes, if there is room: now, or of a large blob soon."""
+        if 0 < len(data) <= self._max and not self._later(digest, data):
+            self._store(digest, data, past=False)
+
+    def settle(self, timeout: float) -> bool:
+        """Wait until nothing waits to be stored; False after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout)
+
+    def _later(self, digest: bytes, data: bytes) -> bool:
+        """Leave it to the thread. False where that has enough to do: whoever reads faster than the disk takes
+        copies stores through the page cache what is above."""
+        if len(data) < DIRECT_PIECE:
+            return False
+        with self._changed:
+            if digest in self._waiting:
+                return True
+            if self._waiting_bytes + len(data) > self._behind:
+                return False
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="fsd-keep", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has none to give
+                    return False
+                self._thread = thread
+            self._waiting[digest] = data
+            self._waiting_bytes += len(data)
+            self._changed.notify_all()
+        return True
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                digest, data = next(iter(self._waiting.items()))
+            try:
+                self._store(digest, data, past=True)
+            except Exception as exc:  # noqa: BLE001 - the next ones are stored all the same
+                self._give_up(exc)
+            with self._changed:
+                del self._waiting[digest]
+                self._waiting_bytes -= len(data)
+                self._changed.notify_all()
+            del data  # an idle thread keeps nothing
+
+    def _store(self, digest: bytes, data: bytes, *, past: bool) -> None:
         with self._lock:
             if self._host.monotonic() < self._pause_until:
                 self._skipped += 1
@@ -112,7 +168,7 @@ class BlobCache:
         try:
             if not self._room_for(len(data)):
                 return
-            self._write(path, data, serial)
+            self._write(path, data, serial, past=past)
         except OSError as exc:
             self._give_up(exc)
             return
@@ -132,9 +188,24 @@ class BlobCache:
                 self._last_error,
             )
 
-    def _path(self, digest: bytes) -> str:
+    def _open(self, digest: bytes) -> tuple[int, str] | None:
+        """An open file and its path, which may be that of an earlier version: directories in directories."""
+        path = self._path(digest)
         name = digest.hex()
-        return f"{self._root}/{name[:2]}/{name[2:4]}/{name}"
+        for one in (path, f"{self._root}/{name[:2]}/{name[2:4]}/{name}"):
+            try:
+                return os.open(one, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), one
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                self._note(exc)
+                return None
+        return None
+
+    def _path(self, digest: bytes) -> str:
+        # Few directories: each is made anew in an empty cache, for the price of 150 KiB written.
+        name = digest.hex()
+        return f"{self._root}/{name[:1]}/{name}"
 
     def _read(self, fd: int) -> bytes:
         status = os.fstat(fd)
@@ -146,19 +217,20 @@ class BlobCache:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _write(self, path: str, data: bytes, serial: int) -> None:
-        directory = os.path.dirname(path)
+    def _write(self, path: str, data: bytes, serial: int, *, past: bool) -> None:
         temporary = f"{path}.{os.getpid()}.{serial}{_TEMPORARY}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             fd = os.open(temporary, flags, 0o600)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             fd = os.open(temporary, flags, 0o600)
         try:
             try:
-                write_all(fd, data)
+                if past:
+                    write_past_cache(fd, [data])
+                else:
+                    write_all(fd, data)
                 now = self._host.wall_ns()
                 os.utime(fd, ns=(now, now))
             finally:
@@ -249,7 +321,7 @@ class BlobCache:
         with self._lock:
             self._last_error = str(exc)
 
-    def _give_up(self, exc: OSError) -> None:
+    def _give_up(self, exc: Exception) -> None:
         """Store nothing for a while: a full disk is not asked at each blob."""
         with self._lock:
             self._skipped += 1

@@ -42,6 +42,7 @@ from fsd.kernel.stop import Ending, Stopper, sizes
 from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
 from fsd.model.errors import Busy, FsdError, InternalError, LeaseHeld, LeaseLost, Unavailable
+from fsd.model.limits import CACHE_BEHIND
 from fsd.model.names import show
 from fsd.model.words import counted
 from fsd.remote.hot import HttpRemote, RemoteOptions
@@ -105,7 +106,10 @@ class Daemon:
             options.host,
         )
         self.cache = BlobCache(
-            options.state_dir / "cache" / _cache_name(options), options.host, options.cache_size
+            options.state_dir / "cache" / _cache_name(options),
+            options.host,
+            options.cache_size,
+            behind=CACHE_BEHIND,
         )
         self._said = ""
         self.record = start.directory.read(options.mount_id)
@@ -563,6 +567,8 @@ class Daemon:
         self.start.directory.socket_path(self.options.mount_id).unlink(missing_ok=True)
         if self.machine is not None and not self.machine.closed.wait(CLOSE):
             log.warning("the log was not closed in time; the next mount does what is left")
+        if not self.cache.settle(CLOSE):
+            log.info("not all that was read last is in the cache")
 
 
 def _cache_name(options: MountOptions) -> str:

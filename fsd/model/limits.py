@@ -170,6 +170,7 @@ BLOCK_LISTS_MAX: Final = 65_536  # blocks of closed files whose places are kept 
 RECORDS_KEPT: Final = 86_400.0  # seconds for which the record of an ended mount tells how it ended
 RECORDS_MAX: Final = 100  # of ended mounts
 CACHE_RESERVE: Final = 256 * MIB  # left free on the cache's disk, or a tenth of a smaller one
+CACHE_BEHIND: Final = 4 * MIB  # of blobs that wait to be stored there
 CACHE_PAUSE: Final = 30.0  # after a full or broken disk the cache stores nothing for so long
 CACHE_TOUCH: Final = 60.0  # how exact a cached file's time of last use is
 
