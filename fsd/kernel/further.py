@@ -41,17 +41,17 @@ class Further:
         self._spawn(partial(self._serve, name, request, args), name)
 
     async def _serve(self, name: str, request: Request, args: tuple[int, ...]) -> None:
-        number = errno.EIO
+        # Nothing may get out of here: the loop ends with a task of its own that does.
         try:
-            value = await getattr(self._operations, name)(*args, request)
-        except FUSEError as exc:
-            number = exc.errno
+            try:
+                value = await getattr(self._operations, name)(*args, request)
+            except FUSEError as exc:
+                self._said(name, request.fail(exc.errno))
+            else:
+                self._said(name, _ANSWERS[name](request, value))
         except Exception:
+            # The request fails with EIO when it is dropped, unless it was answered.
             log.exception("%s failed unexpectedly; the caller gets EIO", name)
-        else:
-            self._said(name, _ANSWERS[name](request, value))
-            return
-        self._said(name, request.fail(number))
 
     @staticmethod
     def _said(name: str, result: int) -> None:

@@ -21,6 +21,7 @@ KILLS: Final = 1
 FROM_PAGES: Final = 2
 EVERY_GROUP: Final = range(1 << 32)
 _CAP_FSETID: Final = 1 << 4
+_INITIAL: Final = "user:[4026531837]"  # the user namespace all others descend from, on every Linux
 # The numbers of chown, fchown, lchown and fchownat.
 _CHOWNS: Final = {"x86_64": (92, 93, 94, 260), "aarch64": (55, 54)}.get(os.uname().machine, ())
 _LOOKS: Final = 1000
@@ -50,9 +51,20 @@ def status(pid: int) -> dict[str, str]:
 
 
 def may_keep_bits(pid: int, uid: int) -> bool:
-    """Whether a thread has CAP_FSETID; of one that is not seen from here, whether it is root's."""
+    """Whether a thread has CAP_FSETID where it counts: whoever makes a user namespace has all capabilities in
+    that. Of one that is not seen from here, whether it is root's."""
     held = status(pid).get("CapEff")
-    return uid == 0 if held is None else bool(int(held, 16) & _CAP_FSETID)
+    if held is None:
+        return uid == 0
+    return bool(int(held, 16) & _CAP_FSETID) and _initial(pid, uid)
+
+
+def _initial(pid: int, uid: int) -> bool:
+    """Whether a thread's capabilities are those of the whole machine."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/user") == _INITIAL
+    except OSError:  # a kernel without such namespaces, or one that does not show this one's
+        return uid == 0
 
 
 def changes_owner(pid: int) -> bool | None:

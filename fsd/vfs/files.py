@@ -419,8 +419,9 @@ class FileCalls(NameCalls):
             self.truncate(node, size)
             if size == 0 and had > 0 and node.file().writers:
                 node.file().hold = True
-        # Who is not the owner changes no mode: then it is the kernel, which takes a bit before a write.
-        writes = mode is not None and by not in (0, node.uid)
+        # Where the kernel takes bits away itself, a mode set by who is not the owner is taken for that, which
+        # comes before a write. (Who has CAP_FOWNER may set one too.)
+        writes = mode is not None and kills is None and by not in (0, node.uid)
         if size is not None or uid is not None or gid is not None or writes:
             taken = set_id_bits(node, by, groups, kills)
             if taken:

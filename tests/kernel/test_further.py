@@ -77,6 +77,7 @@ def test_parked_failing_and_answered(mounted: Mounted) -> None:
     assert os.lseek(mounted.fd, 5, os.SEEK_DATA) == 6
     assert failing(lambda: fallocate(mounted.fd, KEEP, 0, 10)) == errno.EIO
     assert failing(lambda: os.copy_file_range(mounted.fd, mounted.fd, 5, 0, 50)) == errno.EIO
+    assert failing(lambda: os.lseek(mounted.fd, 95, os.SEEK_DATA)) == errno.EIO
     assert os.pread(mounted.fd, 3, 0) == b"xxx"
     assert not told
     Path(f"{mounted.log}.go").touch()

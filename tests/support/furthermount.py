@@ -1,9 +1,9 @@
 """`tinymount` with the operations that reach us past pyfuse3, or without the extension that passes them on.
 
 Run as `python -m support.furthermount with|without MOUNTPOINT LOOP LOGFILE` in tests/. SEEK_DATA answers one
-byte further on; fallocate raises `ValueError` with KEEP_SIZE and else parks until LOGFILE.go exists. An open
-with O_TRUNC changes the mode, and the kernel's pages are never given up; `statfs` tells the open handles in
-`f_bavail`.
+byte further on, from 90 on with what is no offset; fallocate raises `ValueError` with KEEP_SIZE and else
+parks until LOGFILE.go exists. An open with O_TRUNC changes the mode, and the kernel's pages are never given
+up; `statfs` tells the open handles in `f_bavail`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.tinyvolume import TinyVolume  # noqa: E402
 
 class FurtherVolume(TinyVolume):
     def seek(self, fh: int, offset: int, whence: int) -> Found:
-        return Found(offset + 1, hole=False)
+        return Found(offset + 1 if offset < 90 else 1 << 70, hole=False)
 
     def allocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         if mode & KEEP_SIZE:

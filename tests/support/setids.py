@@ -27,17 +27,21 @@ MODES: Final = (0o6777, 0o2767, 0o6766, 0o4777, 0o777)
 QUICK: Final = ((0o6777, None), (0o2767, None), (0o777, SOME))
 SIZE: Final = 5000
 STATX_MODE, AT_FDCWD = 2, -100
-_FSETID: Final = 1 << 4
+_FOWNER, _FSETID = 1 << 3, 1 << 4
+_KEEPCAPS, _NEWUSER = 8, 0x10000000  # of prctl, of unshare
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Person(NamedTuple):
-    """`without`: capabilities of root's that this one lacks."""
+    """`without`: capabilities of root's that this one lacks; `only`: the one that it has though it is not
+    root; `apart`: it has all of them in a user namespace that it made."""
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
     without: int = 0
+    only: int = 0
+    apart: bool = False
 
 
 PEOPLE: Final = {
@@ -47,22 +51,34 @@ PEOPLE: Final = {
     "owner outside of the group": Person(OWNER, OWNER, (OTHERS,)),
     "member": Person(MEMBER, MEMBER, (TEAM,)),
     "stranger": Person(STRANGER, STRANGER),
+    "stranger with CAP_FOWNER": Person(STRANGER, STRANGER, only=_FOWNER),
+    "stranger in a namespace": Person(STRANGER, STRANGER, apart=True),
 }
 
 
 def become(person: Person) -> None:
     """For the rest of this process."""
+    if person.only:
+        _called(_libc.prctl(_KEEPCAPS, 1, 0, 0, 0))
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)
     os.setresuid(person.uid, person.uid, person.uid)
-    if person.without:
+    if person.without or person.only:
         head, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-        if _libc.capget(head, data):
-            raise OSError(ctypes.get_errno(), "capget")
-        data[0] &= ~person.without
-        data[1] &= ~person.without
-        if _libc.capset(head, data):
-            raise OSError(ctypes.get_errno(), "capset")
+        _called(_libc.capget(head, data))
+        held = person.only or data[1] & ~person.without
+        data[0], data[1] = held, held
+        if person.only:
+            data[3] = data[4] = 0
+        _called(_libc.capset(head, data))
+    if person.apart:
+        _called(_libc.unshare(_NEWUSER))
+
+
+def _called(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 # The changes. `fd` is of a file that root opened for writing before it became who changes it.
@@ -90,9 +106,7 @@ def _copied(fd: int) -> object:
 
 
 def _punched(fd: int) -> None:
-    if _libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(100)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    _called(_libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(100)))
 
 
 Change = Callable[[str, int], object]
@@ -130,8 +144,14 @@ CHANGES: Final[dict[str, Change]] = {
     "link": lambda path, fd: os.link(path, path + "-2"),
     "rename": lambda path, fd: os.rename(path, path),
     "touch": lambda path, fd: os.utime(path, (1, 1)),
+    "chmod": lambda path, fd: os.chmod(path, 0o4755),
     "attribute": lambda path, fd: os.setxattr(path, "user.u", b"x"),
     "read": lambda path, fd: _opened(path, os.O_RDONLY, lambda own: len(os.read(own, 10))),
+}
+# Of these people, unless all is asked for, only what concerns what they have.
+_OF: Final = {
+    "stranger with CAP_FOWNER": ("write", "truncate", "chmod"),
+    "stranger in a namespace": ("write", "copy in", "allocate", "punch a hole", "open and empty"),
 }
 # Of no others is anything open beside what the change opens.
 _HANDED: Final = tuple(change for change in CHANGES if "another's handle" in change)
@@ -141,7 +161,7 @@ def cases(thorough: bool) -> Iterator[tuple[str, str, int, bytes | None]]:
     """(person, change, mode, capability)."""
     every = tuple((mode, capability) for mode in MODES for capability in (None, SOME))
     for who in PEOPLE:
-        for change in CHANGES:
+        for change in CHANGES if thorough else _OF.get(who, CHANGES):
             for mode, capability in every if thorough else QUICK:
                 yield who, change, mode, capability
 
@@ -163,9 +183,7 @@ def _make(path: str, mode: int, capability: bytes | None) -> None:
 def kept_mode(path: str) -> int:
     """The mode alone, which the kernel tells from what it has where it can."""
     room = ctypes.create_string_buffer(256)
-    if _libc.statx(AT_FDCWD, os.fsencode(path), 0, STATX_MODE, room):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    _called(_libc.statx(AT_FDCWD, os.fsencode(path), 0, STATX_MODE, room))
     return int(struct.unpack_from("<H", room, 28)[0])
 
 
