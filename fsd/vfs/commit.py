@@ -201,11 +201,12 @@ class Committer:
         """The next commit; none where what is first can only be put aside."""
         core = self.core
         head = core.queue.head()
-        if head is not None and head.broken:
-            assert head.flight is not None
-            assert head.flight.unmade is not None
-            core.queue.sent = [head]
-            self.split(head.flight.unmade)
+        last = head and (core.queue.partner(head) or head)
+        if head is not None and last is not None and last.broken:
+            assert last.flight is not None
+            assert last.flight.unmade is not None
+            core.queue.sent = [head] if last is head else [head, last]
+            self.split(last.flight.unmade)
             return
         batch = core.queue.batch(self.most)
         ops = [core.wire.op(queued.op, core.shift) for queued in batch if queued.op is not None]
@@ -289,20 +290,18 @@ class Committer:
         core.queue.add(queued)
 
     def split(self, error: FsdError) -> None:
-        """The server will not take this commit: find the operation and put that one aside."""
-        sent = self.core.queue.sent
+        """The server will not take this commit: find the operation and put that one aside, or two that go
+        together."""
+        core, sent = self.core, self.core.queue.sent
         self.commit = None
-        if len(sent) > 1:
-            self.core.queue.sent = []
+        if len(sent) > 2 or (len(sent) == 2 and core.queue.partner(sent[0]) is not sent[1]):
+            core.queue.sent = []
             self.most = max(1, len(sent) // 2)
             return
-        outcome = Outcome(sent[0].opno - self.core.shift, REFUSED, error.errno, 0, 0, b"", error.message)
-        # Nothing was applied: the ticket stays, and the number is simply never used.
-        self.settle(
-            CommitAnswer(
-                self.core.seq, self.core.ticket, sent[0].opno + 1 - self.core.shift, (outcome,), (), 0
-            )
-        )
+        numbers = [queued.opno - core.shift for queued in sent]
+        outcomes = tuple(Outcome(n, REFUSED, error.errno, 0, 0, b"", error.message) for n in numbers)
+        # Nothing was applied: the ticket stays, and the numbers are simply never used.
+        self.settle(CommitAnswer(core.seq, core.ticket, numbers[-1] + 1, outcomes, (), 0))
 
     def answered(self, answer: CommitAnswer) -> None:
         self.delay = RETRY_FIRST

@@ -47,7 +47,7 @@ def redirected(op: Op, old: int, new: int) -> Op:
 class Queued:
     """One operation on its way. `op` in local numbers; None while its number is only reserved for the
     content of `flight`. `pos` is the oldest log position it needs, `at` when it was queued (monotonic).
-    `with_next`: it is a new file's making and goes only with what follows, the file's content."""
+    `with_next`: it is a new file's making and goes only with what follows, the file's content (`partner`)."""
 
     opno: int
     op: Op | None
@@ -156,13 +156,21 @@ class CommitQueue:
         return max(self.sent[-1].opno if self.sent else 0, self.held or 0)
 
     def waits(self, queued: Queued) -> bool:
-        """Whether an operation is behind the cut of a checkpoint that is not made yet, or goes with another
-        that is not made."""
-        if queued.with_next:
-            content = self._ops.get(queued.opno + 1)
-            if content is not None and content.op is None:
-                return True
-        return self.held is not None and queued.opno > self.held
+        """Whether an operation, or another that it goes with, is behind the cut of a checkpoint that is not
+        made yet, or is not made."""
+        last = self.partner(queued) or queued
+        if last.op is None:
+            return True
+        return self.held is not None and last.opno > self.held
+
+    def partner(self, queued: Queued) -> Queued | None:
+        """The content without which the making of a file does not go."""
+        if not queued.with_next:
+            return None
+        found = self._ops.get(queued.opno + 1)
+        if found is None or found.flight is None or queued.op is None or found.flight.ino != queued.op.ino:
+            return None
+        return found
 
     def after(self, batch: list[Queued]) -> Queued | None:
         """What follows the operations of `batch`, which are at the front."""
@@ -170,22 +178,27 @@ class CommitQueue:
 
     def batch(self, most: int) -> list[Queued]:
         """The operations of the next commit: from the head, up to the first that is not made yet, or is to be
-        put aside."""
+        put aside. A making and its content are never apart, whatever `most` and their size."""
         taken: list[Queued] = []
         size = rows = count = 0
         most = min(most, COMMIT_OPS_MAX)
         for queued in self._ops.values():
-            if queued.op is None or queued.broken or len(taken) >= most or self.waits(queued):
+            content = self.partner(queued)
+            if queued.broken or (content is not None and content.broken) or self.waits(queued):
+                break
+            second = bool(taken) and self.partner(taken[-1]) is queued
+            if taken and not second and len(taken) + (1 if content is None else 2) > most:
                 break
             if queued.blobs:
                 size += sum(len(blob.stored) for blob in queued.blobs)
                 count += len(queued.blobs)
             if isinstance(queued.op, Content):
                 rows += len(queued.op.blocks)
-            if taken and (size > COMMIT_BLOBS_MAX or count > UPLOAD_BLOBS_MAX or rows > HEADER_BLOCKS_MAX):
+            large = size > COMMIT_BLOBS_MAX or count > UPLOAD_BLOBS_MAX or rows > HEADER_BLOCKS_MAX
+            if large and len(taken) > second:
                 break
             taken.append(queued)
-        if len(taken) > 1 and taken[-1].with_next:
+        if taken and self.partner(taken[-1]) is not None:
             taken.pop()
         return taken
 

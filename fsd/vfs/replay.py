@@ -39,8 +39,10 @@ from fsd.vfs.records import (
     read_state,
     result_of,
 )
+from fsd.vfs.types import Told
 from fsd.vfs.wiremap import WireMap
 
+TOLD_EVERY: Final = 1000  # records
 _OF_FILES: Final = (logs.WRITE, logs.TRUNC, logs.BASE, logs.PUNCH, logs.SHARE)
 
 
@@ -85,11 +87,13 @@ class Past:
 class Replay:
     """See the module. One use."""
 
-    def __init__(self, log: Log, host: Host, aside: Callable[[], None]) -> None:
-        """`aside` is called, before anything of the log is changed, when it is damaged in the middle."""
+    def __init__(self, log: Log, host: Host, aside: Callable[[], None], told: Told | None = None) -> None:
+        """`aside` is called, before anything of the log is changed, when it is damaged in the middle. `told`
+        hears that it is being read."""
         self.log = log
         self.host = host
         self._aside = aside
+        self._told = told
         self.state: State | None = None
         self.wire = WireMap()
         self.files: dict[int, Past] = {}
@@ -97,6 +101,7 @@ class Replay:
         self.positions: dict[int, int] = {}
         self.dropped: set[int] = set()
         self.unnamed: dict[int, Past] = {}  # made without a name; what they were is lost if they get none
+        self.named: set[int] = set()  # the operations that gave such files their names
         self.sessions: set[int] = set()  # all this log was written under
         # The session cannot name a file any more (`differ.becomes`), and ended before there was another.
         self.forked = False
@@ -109,7 +114,9 @@ class Replay:
         self.damaged: list[tuple[int, int]] = []  # log ranges that are not what was written
 
     def run(self) -> None:
-        for record in self.log.scan():
+        for count, record in enumerate(self.log.scan()):
+            if self._told is not None and count % TOLD_EVERY == 0:
+                self._told("reading the log of an earlier run")
             if not record.whole and not (self.doubtful and record.kind == logs.WRITE):
                 if not self.doubtful:
                     self._aside()
@@ -276,6 +283,7 @@ class Replay:
         if isinstance(op, Create):
             self.made[op.parent, op.name] = op.ino
             if op.ino in self.unnamed:
+                self.named.add(op.opno)
                 named = self.files[op.ino] = self.unnamed.pop(op.ino)
                 named.mode, named.uid, named.gid = op.mode, op.uid, op.gid
                 named.where, named.created = (op.parent, op.name), True

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fsd.model.attrs import Attr
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, MIB
 from fsd.model.ops import (
+    CONTENT,
     CREATE,
     LINK,
     RENAME,
     SETATTR,
     UNLINK,
+    Content,
     Create,
     Link,
     Op,
@@ -17,7 +21,7 @@ from fsd.model.ops import (
     Setattr,
     Unlink,
 )
-from fsd.vfs.queue import CommitQueue, Queued, touched
+from fsd.vfs.queue import HEADER_BLOCKS_MAX, CommitQueue, Queued, touched
 from fsd.vfs.wiremap import WireMap
 from fsd.wire.frame import Blob
 
@@ -73,7 +77,55 @@ def test_a_batch_ends_before_what_is_not_made() -> None:
     assert [queued.opno for queued in queue.batch(100)] == [1]
 
 
+def pair(opno: int, ino: int, rows: int = 1, size: int = 0) -> list[Queued]:
+    """A making that goes with its content, and that."""
+    blocks = tuple((index, None) for index in range(rows))
+    content = Content(opno + 1, CONTENT, ino, 0, 5, blocks, True, None, 5, 5)
+    blobs = [Blob(b"h" * 32, 0, size, b"x" * size)] if size else []
+    return [
+        Queued(opno, create(opno, ino, b"n%d" % ino), opno, 0.0, with_next=True),
+        Queued(opno + 1, content, opno, 0.0, FakeFlight(ino), blobs),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("most", "want"),
+    [(1, [1]), (2, [1]), (3, [1, 2, 3]), (4, [1, 2, 3]), (5, [1, 2, 3, 4, 5]), (9, list(range(1, 7)))],
+)
+def test_a_making_and_its_content_are_never_apart(most: int, want: list[int]) -> None:
+    queue = queue_of(create(1, 10))
+    for queued in (*pair(2, 11), *pair(4, 12)):
+        queue.add(queued)
+    queue.add(Queued(6, create(6, 13, b"last"), 6, 0.0))
+    assert [queued.opno for queued in queue.batch(most)] == want
+
+
+@pytest.mark.parametrize("more", [{"rows": HEADER_BLOCKS_MAX + 1}, {"size": COMMIT_BLOBS_MAX + 1}])
+def test_however_large_the_content_is(more: dict[str, int]) -> None:
+    queue = queue_of(create(1, 10))
+    for queued in pair(2, 11, **more):
+        queue.add(queued)
+    assert [queued.opno for queued in queue.batch(100)] == [1]
+    queue.remove(1)
+    assert [queued.opno for queued in queue.batch(1)] == [2, 3]
+
+
+def test_a_making_waits_for_its_content() -> None:
+    queue = CommitQueue()
+    making, content = pair(1, 10)
+    made, content.op = content.op, None
+    queue.add(making)
+    queue.add(content)
+    assert queue.waits(making)
+    content.op = made
+    assert not queue.waits(making)
+    queue.held = 1
+    assert queue.waits(making)
+
+
 class FakeFlight:
+    broken = False
+
     def __init__(self, ino: int) -> None:
         self.ino = ino
 
