@@ -72,6 +72,7 @@ LINK_HOPS_MAX: Final = 40
 REMOVE_CHUNK: Final = 500  # entries one step of a recursive removal takes
 FIND_SCAN_MAX: Final = 10_000  # entries one find request looks at
 COPY_CALL_PIECES: Final = 1024  # of a file, up to a block each, that one copy_file_range shares
+COPY_CALL_SPAN: Final = GIB  # the answer has 32 bits, and kernels before 6.17 ask for more than fits them
 COPY_CALL_BYTES: Final = 4 * MIB  # that it writes again, about; it tells how far it got
 COPY_STEP: Final = 500  # entries one step of a tree's copy on the server takes, and
 COPY_STEP_OPS: Final = 1500  # operations, about
@@ -79,6 +80,7 @@ COPY_BLOCKS_MAX: Final = 262_144  # 256 GiB: the block list of a copy travels in
 UPLOAD_PACK: Final = 8 * MIB  # of a streamed body in memory before it is stored
 READ_SNAPSHOT_BLOCKS: Final = 16_384  # of a file's block list in memory while it is sent: 16 GiB
 READ_BLOCKS: Final = 4  # fetched at a time while a file is sent
+SPANS_MAX: Final = 100  # of data in a sparse file that is sent without its holes
 
 # Journals.
 JOURNAL_ENTRY_MAX: Final = 64 * KIB

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from fsd.model.errors import NoSpace, PosixError
-from fsd.model.limits import BLOCK, COPY_CALL_BYTES, COPY_CALL_PIECES, FILE_MAX, KIB, MIB
+from fsd.model.limits import BLOCK, COPY_CALL_BYTES, COPY_CALL_PIECES, COPY_CALL_SPAN, FILE_MAX, KIB, MIB
 from fsd.vfs.attributes import RECORD_ROOM
 from fsd.vfs.build import base_plan
 from fsd.vfs.content import Content
@@ -59,7 +59,7 @@ class CopyCalls(RangeCalls):
             raise PosixError(errno.EFBIG, "a file has at most 16 TiB")
         self.current(source)
         self.current(node)
-        length = min(length, source.size - offset_in, FILE_MAX - offset_out)
+        length = min(length, source.size - offset_in, FILE_MAX - offset_out, COPY_CALL_SPAN)
         if length <= 0:
             return 0
         if source is node and abs(offset_in - offset_out) < length:

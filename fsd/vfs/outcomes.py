@@ -91,12 +91,17 @@ def _landed(committer: Committer, queued: Queued, outcome: Outcome | None, seq: 
     # Not simply stored: what the server has is something else, so the base it counts from stays.
     applied = outcome is None
     base = content.cseq
-    held = content.held(flight.touched, node.size) if node.rdev else 0
+    # A dense file may get holes too: blocks of zeros are none of the list's.
+    counts = bool(node.rdev) or any(index not in flight.blocks for index in flight.touched)
+    held = content.held(flight.touched, node.size) if counts else 0
     content.landed(flight, seq if applied else base)
     committer.flusher.told_base(flight.ino, base, seq if applied else None)
     if applied:
         node.cseq = seq
-        node.rdev += held - content.held(flight.touched, node.size) if node.rdev else 0
+        fewer = held - content.held(flight.touched, node.size) if counts else 0
+        if fewer:  # what was made whole has none of its small holes any more, what is all zeros is one
+            node.rdev += fewer
+            node.stamp += 1
         core.recent.made(queued.sources)
     if outcome is not None and outcome.ino and outcome.ino != core.wire.out(flight.ino):
         content.cseq = node.cseq = seq  # it is a file of its own now

@@ -15,7 +15,7 @@ from support.inproc import NoCache
 from support.sweeping import SweepBench, noise
 
 from fsd.model.attrs import ROOT_INO
-from fsd.model.limits import GRACE_LEAST, MIB
+from fsd.model.limits import GIB, GRACE_LEAST, MIB
 from fsd.vfs.compact import compact
 from fsd.vfs.keep import EVERY, Keeper
 from fsd.vfs.ranges import KEEP_SIZE, PUNCH_HOLE
@@ -123,6 +123,19 @@ def test_a_source_that_went_while_the_server_was_away(tmp_path: Path, cached: bo
     else:
         assert client.volume.pending().operations == client.volume.core.refused == 1
         assert rig.bench.find("copy").size == 0
+    rig.close()
+
+
+def test_a_call_says_no_more_than_its_answer_can(tmp_path: Path) -> None:
+    """It has 32 bits, and older kernels ask for whatever the program did: of 40 GiB of hole the answer would
+    be 0, which is the end of the file."""
+    rig = Rig(tmp_path)
+    source, target = rig.new(b"huge"), rig.new(b"target")
+    ino = rig.client.volume.handle(source).node.ino
+    rig.client.call(lambda v: v.setattr(ino, size=40 * GIB))
+    done = rig.client.call(lambda v: v.copy_range(source, 0, target, 0, 40 * GIB, 0))
+    assert 0 < done < 1 << 32
+    assert rig.client.volume.handle(target).node.size == done
     rig.close()
 
 

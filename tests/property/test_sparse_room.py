@@ -13,6 +13,7 @@ from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import covered, decode
 from fsd.model.limits import BLOCK
 from fsd.vfs import content
+from fsd.vfs.ranges import KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE
 
 
 def counted(client: Client, ino: int) -> tuple[int, int]:
@@ -27,22 +28,33 @@ def counted(client: Client, ino: int) -> tuple[int, int]:
 
 
 def play(client: Client, rng: random.Random, rounds: int) -> int:
-    """Random writes and truncations with fsyncs; returns how many times holes were compared."""
+    """Random writes (of zeros too), holes, copies and truncations with fsyncs; returns how many times holes
+    were compared."""
     node, fh = client.call(lambda v: v.create(ROOT_INO, b"f", 0o644, 0, 0, os.O_RDWR))
     compared = 0
     for _ in range(rounds):
+        known = node.rdev, node.stamp
         what = rng.random()
         at = rng.choice((0, rng.randrange(5 * BLOCK), rng.randrange(40 * BLOCK), node.size))
-        if what < 0.55:
-            data = rng.randbytes(rng.choice((1, 100, 4096, 70_000, 300_000)))
+        length = rng.choice((1, 100, 4096, 70_000, 300_000, BLOCK, BLOCK + 100))
+        if what < 0.45:
+            data = rng.randbytes(length) if rng.random() < 0.7 else bytes(length)
             client.call(lambda v, at=at, data=data: v.write(fh, at, data))
-        elif what < 0.75:
+        elif what < 0.55:
+            mode = rng.choice((0, KEEP_SIZE | PUNCH_HOLE, KEEP_SIZE | ZERO_RANGE))
+            client.call(lambda v, at=at, mode=mode, long=length: v.allocate(fh, mode, at, long))
+        elif what < 0.65:
+            to = at + rng.choice((-1, 1)) * length
+            if to >= 0:
+                client.call(lambda v, at=at, to=to, long=length: v.copy_range(fh, at, fh, to, long, 0))
+        elif what < 0.8:
             client.call(lambda v, at=at: v.setattr(node.ino, size=at))
         else:
             client.call(lambda v: v.fsync(fh, False))
             assert counted(client, node.ino) == (node.size, node.rdev)
             compared += node.rdev > 0
         assert 0 <= node.rdev <= node.size
+        assert node.rdev == known[0] or node.stamp != known[1], "what stat shows changed without being told"
     client.call(lambda v: v.release(fh))
     return compared
 
@@ -50,6 +62,18 @@ def play(client: Client, rng: random.Random, rounds: int) -> int:
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_stored_is_counted_right(client: Client, number: int) -> None:
     assert play(client, random.Random(number), 60)
+
+
+def test_zeros_over_a_dense_file_are_a_hole_on_both_sides(client: Client) -> None:
+    node, fh = client.call(lambda v: v.create(ROOT_INO, b"f", 0o644, 0, 0, os.O_RDWR))
+    for data in (b"x" * 70_000, bytes(70_000)):
+        stamp = node.stamp
+        client.call(lambda v, data=data: v.write(fh, 0, data))
+        client.call(lambda v: v.fsync(fh, False))
+        assert counted(client, node.ino) == (node.size, node.rdev)
+        assert node.stamp > stamp
+    assert node.rdev == 70_000
+    client.call(lambda v: v.release(fh))
 
 
 def test_an_fsync_counts_what_it_wrote_and_not_the_whole_file(
