@@ -39,10 +39,8 @@ from fsd.vfs.records import (
     read_state,
     result_of,
 )
-from fsd.vfs.types import Told
 from fsd.vfs.wiremap import WireMap
 
-TOLD_EVERY: Final = 1000  # records
 _OF_FILES: Final = (logs.WRITE, logs.TRUNC, logs.BASE, logs.PUNCH, logs.SHARE)
 
 
@@ -87,13 +85,11 @@ class Past:
 class Replay:
     """See the module. One use."""
 
-    def __init__(self, log: Log, host: Host, aside: Callable[[], None], told: Told | None = None) -> None:
-        """`aside` is called, before anything of the log is changed, when it is damaged in the middle. `told`
-        hears that it is being read."""
+    def __init__(self, log: Log, host: Host, aside: Callable[[], None]) -> None:
+        """`aside` is called, before anything of the log is changed, when it is damaged in the middle."""
         self.log = log
         self.host = host
         self._aside = aside
-        self._told = told
         self.state: State | None = None
         self.wire = WireMap()
         self.files: dict[int, Past] = {}
@@ -114,9 +110,7 @@ class Replay:
         self.damaged: list[tuple[int, int]] = []  # log ranges that are not what was written
 
     def run(self) -> None:
-        for count, record in enumerate(self.log.scan()):
-            if self._told is not None and count % TOLD_EVERY == 0:
-                self._told("reading the log of an earlier run")
+        for record in self.log.scan():
             if not record.whole and not (self.doubtful and record.kind == logs.WRITE):
                 if not self.doubtful:
                     self._aside()
