@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fsd.host.seam import Host
-from fsd.model.ops import CONFLICT, REFUSED, Content, Create, Op, Rename, Setattr
+from fsd.model.ops import CONFLICT, REFUSED, RENAME_EXCHANGE, Content, Create, Op, Rename, Setattr
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
 from fsd.vfs.extents import HOLE, Ref
@@ -39,8 +39,10 @@ from fsd.vfs.records import (
     read_state,
     result_of,
 )
+from fsd.vfs.types import Told
 from fsd.vfs.wiremap import WireMap
 
+TOLD_EVERY: Final = 1000  # records
 _OF_FILES: Final = (logs.WRITE, logs.TRUNC, logs.BASE, logs.PUNCH, logs.SHARE)
 
 
@@ -85,11 +87,13 @@ class Past:
 class Replay:
     """See the module. One use."""
 
-    def __init__(self, log: Log, host: Host, aside: Callable[[], None]) -> None:
-        """`aside` is called, before anything of the log is changed, when it is damaged in the middle."""
+    def __init__(self, log: Log, host: Host, aside: Callable[[], None], told: Told | None = None) -> None:
+        """`aside` is called, before anything of the log is changed, when it is damaged in the middle. `told`
+        hears that it is being read."""
         self.log = log
         self.host = host
         self._aside = aside
+        self._told = told
         self.state: State | None = None
         self.wire = WireMap()
         self.files: dict[int, Past] = {}
@@ -110,7 +114,9 @@ class Replay:
         self.damaged: list[tuple[int, int]] = []  # log ranges that are not what was written
 
     def run(self) -> None:
-        for record in self.log.scan():
+        for count, record in enumerate(self.log.scan()):
+            if self._told is not None and count % TOLD_EVERY == 0:
+                self._told("reading the log of an earlier run")
             if not record.whole and not (self.doubtful and record.kind == logs.WRITE):
                 if not self.doubtful:
                     self._aside()
@@ -295,17 +301,26 @@ class Replay:
                 )
             return
         past = self.files.get(op.ino)
+        if isinstance(op, Rename):
+            self._moved(op, past)
         if past is None:
             return
         if isinstance(op, Setattr):
             past.mtime = past.mtime if op.mtime is None else op.mtime
-            past.ctime = op.ctime
             past.mode = past.mode if op.mode is None else stat.S_IFMT(past.mode) | op.mode
             past.uid = past.uid if op.uid is None else op.uid
             past.gid = past.gid if op.gid is None else op.gid
-        elif isinstance(op, Rename):
+        # What is still to be sent of its content comes behind this, and must not set it back.
+        past.ctime = op.ctime if isinstance(op, Setattr | Content) else op.time
+
+    def _moved(self, op: Rename, past: Past | None) -> None:
+        if past is not None:
             past.where = (op.new_parent, op.new_name)
-            past.ctime = op.time
+        over = self.files.get(op.over)
+        if over is not None:
+            over.ctime = op.time
+            if op.flags & RENAME_EXCHANGE:
+                over.where = (op.parent, op.name)
 
     def _number(self, opno: int, op: Op | Flown | Reserved, record: Record) -> None:
         self.ops[opno] = op
