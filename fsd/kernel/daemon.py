@@ -33,6 +33,7 @@ from fsd.kernel.machine import Machine
 from fsd.kernel.memory import GiveBack, tune
 from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
 from fsd.kernel.notify import Notifier
+from fsd.kernel.opening import Limit
 from fsd.kernel.operations import FsdOperations
 from fsd.kernel.options import MountOptions
 from fsd.kernel.session import FuseSession, MiniLoop, make_loop
@@ -253,26 +254,31 @@ class Daemon:
         return self.options.state_dir / "mounts" / self.options.mount_id
 
     async def _open(self) -> Volume | None:
-        """The volume, retried while the server is away: until `ready_timeout` on the first start, for ever
-        on a restart. None when a stop was asked for meanwhile."""
+        """The volume, retried while the server is away: until nothing went on for `ready_timeout` on the
+        first start, for ever on a restart. None when a stop was asked for meanwhile."""
         options = self.options
         # A restarted daemon's own lease is at most so long in its way (a copy of the machine has it then).
         patience = options.lease_wait + (options.lease_ttl if self.start.restarts else 0.0)
         lease_deadline = options.host.monotonic() + patience
-        deadline = None if self.start.restarts else lease_deadline + options.ready_timeout
-        opening = partial(open_volume, self._volume_options(), options.host, self.remote, self.cache)
+        limit = self._limit = Limit(None if self.start.restarts else patience + options.ready_timeout)
+        trio_token = trio.lowlevel.current_trio_token()
+
+        def told(text: str) -> None:
+            trio_token.run_sync_soon(limit.went_on, text, options.ready_timeout)
+
+        opening = partial(
+            open_volume, self._volume_options(), options.host, self.remote, self.cache, told=told
+        )
         opened: list[Volume] = []
         failed: list[FsdError] = []
 
         async def open_it(scope: trio.CancelScope) -> None:
             while not opened and not failed:
                 try:
-                    left = float("inf") if deadline is None else deadline - options.host.monotonic()
-                    with trio.fail_after(max(0.0, left)):
+                    with limit.scope() as ends:
                         opened.append(await trio.to_thread.run_sync(opening, abandon_on_cancel=True))
-                except trio.TooSlowError:
-                    text = f"{self.place} could not be mounted within {options.ready_timeout:g} s"
-                    failed.append(Unavailable(text, hint="does the server answer? or give --ready-timeout"))
+                    if ends.cancelled_caught:
+                        failed.append(limit.over(self.place, options.ready_timeout))
                 except LeaseHeld as exc:
                     if options.host.monotonic() + LEASE_RETRY > lease_deadline:
                         failed.append(exc)
@@ -280,7 +286,7 @@ class Daemon:
                     self._waiting_for(exc)
                     await trio.sleep(LEASE_RETRY)
                 except (Unavailable, Busy) as exc:
-                    if deadline is not None and options.host.monotonic() + OPEN_RETRY > deadline:
+                    if trio.current_time() + OPEN_RETRY > limit.deadline:
                         failed.append(exc)
                         continue
                     self._waiting_for(exc)
@@ -330,7 +336,8 @@ class Daemon:
     async def _say_waiting(self) -> None:
         await trio.sleep(3)
         while True:
-            self.start.channel.say(f"still waiting for the server at {self.remote.endpoint}")
+            doing = self._limit.doing or f"still waiting for the server at {self.remote.endpoint}"
+            self.start.channel.say(doing)
             await trio.sleep(10)
 
     async def _cancel_on_stop(self, scope: trio.CancelScope) -> None:

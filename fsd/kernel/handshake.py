@@ -97,4 +97,9 @@ class Handshake:
         poll = select.poll()
         poll.register(self._kernel, select.POLLIN)
         poll.poll()
-        self._ours.send(b"\0")
+        try:
+            self._ours.send(b"\0")
+        except OSError:
+            if self._ours.fileno() >= 0:
+                raise
+            # `close` was quicker: the loop did not wait, it has answered already.

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fsd.model.errors import FsdError, Unavailable
+from fsd.model.words import counted
 from fsd.remote.api import Remote
-from fsd.vfs.types import Cache, Park, Want
+from fsd.vfs.types import Cache, Park, Told, Want
 from fsd.vfs.volume import Volume
 
 T = TypeVar("T")
@@ -19,7 +20,8 @@ FULL_PATIENCE = 3.0  # seconds for a full disk: only what is sent meanwhile coul
 class Driver:
     """The volume's thread and its workers in one. `sleep` waits seconds; tests move their clock there.
 
-    `patience`: give up with the last error after so many seconds in which nothing went through.
+    `patience`: give up with the last error after so many seconds in which nothing went through. `told` hears
+    of whatever goes through.
     """
 
     def __init__(
@@ -30,12 +32,14 @@ class Driver:
         *,
         sleep: Callable[[float], None] = time.sleep,
         patience: float = 60.0,
+        told: Told | None = None,
     ) -> None:
         self.volume = volume
         self.remote = remote
         self.cache = cache
         self.sleep = sleep
         self.patience = patience
+        self.told = told
 
     def step(self) -> bool:
         """Run the jobs that are waiting. False: there was none."""
@@ -60,6 +64,8 @@ class Driver:
                 now_at = (volume.committer.committed_ops, volume.core.acked)
                 if now_at != mark or not volume.core.reason:
                     since, mark = host.monotonic(), now_at
+                    if self.told is not None:
+                        self.told(f"{counted(len(volume.core.queue), 'operation')} of an earlier run to send")
                 continue
             now = host.monotonic()
             full = volume.core.no_space

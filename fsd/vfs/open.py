@@ -22,7 +22,7 @@ from fsd.vfs.log import FULL, Log, finish_retiring
 from fsd.vfs.recover import Held, Recovery, Report
 from fsd.vfs.refused import count_refused
 from fsd.vfs.resession import session_info
-from fsd.vfs.types import Cache, VolumeOptions
+from fsd.vfs.types import Cache, Told, VolumeOptions
 from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS, PATH
 
@@ -32,14 +32,20 @@ log = logging.getLogger(__name__)
 
 
 def open_volume(
-    options: VolumeOptions, host: Host, remote: Remote, cache: Cache, *, patience: float = 60.0
+    options: VolumeOptions,
+    host: Host,
+    remote: Remote,
+    cache: Cache,
+    *,
+    patience: float = 60.0,
+    told: Told | None = None,
 ) -> Volume:
     """Blocks (network, disk). Raises `Busy` when the state is in use, `NotDrained` or what the server said
     when an earlier run's changes cannot be sent; they stay. `patience`: seconds without progress before
-    that. `volume.recovered` says what was sent for an earlier run."""
+    that; `told` hears of progress. `volume.recovered` says what was sent for an earlier run."""
     lock = prepare(options)
     try:
-        left = recover(options, host, remote, cache, patience=patience)
+        left = recover(options, host, remote, cache, patience=patience, told=told)
         with usable(options.state_dir):
             volume = _start(options, host, remote, lock, left)
         volume.recovered = left.report
@@ -92,6 +98,7 @@ def recover(
     *,
     patience: float = 60.0,
     shared: bool = False,
+    told: Told | None = None,
 ) -> Left:
     """Send what an earlier run left in a locked state directory; see `Recovery.run`. `shared`: what was
     written under a writer lease goes without it, by the rules for all."""
@@ -99,7 +106,7 @@ def recover(
         first = finish_retiring(options.state_dir, host)
         if not Log.segments(options.state_dir):
             return Left(None, first or 1, None)
-        recovery = Recovery(options, host, remote, cache, patience=patience, shared=shared)
+        recovery = Recovery(options, host, remote, cache, patience=patience, shared=shared, told=told)
         report, first = recovery.run()
         return Left(report, first, recovery.held, recovery.session)
 

@@ -6,6 +6,7 @@ Everything here is used on the volume's one thread, except `Job.run`, which any 
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -58,6 +59,10 @@ class VolumeOptions:
     version: str = "0.1.0"
     segment_size: int = SEGMENT
     acl: bool = False  # POSIX ACLs are shown and inherited; the kernel enforces them
+
+
+# Hears, while something long goes on, that it does, and what is being done. On whatever thread does it.
+Told = Callable[[str], object]
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from fsd.model.errors import NoSpace, NotAuthenticated, PosixError, Unavailable
 from fsd.model.limits import MIB
 from fsd.model.ops import REFUSED, Content, Outcome
 from fsd.vfs.decide import kept
+from fsd.vfs.open import open_volume
 from fsd.vfs.types import Park
 from fsd.wire.messages import Commit, CommitAnswer, make_commit
 
@@ -472,3 +473,17 @@ def test_what_was_written_after_a_refused_flush_takes_its_changes_along(box: Cli
     box.call(lambda v: v.fsync(fh, False))
     assert content(box, "/victim") == b"after!" + bytes(49_994) + refused + bytes(200_006 - 140_000)
     assert len(kept(box.options.state_dir)) == 1
+
+
+def test_a_recovery_tells_that_it_goes_on(box: Client) -> None:
+    """A mount must not be given up while it sends what an earlier run left."""
+    for number in range(20):
+        _, fh = make(box, b"f%d" % number)
+        box.call(lambda v, fh=fh: v.write(fh, 0, b"kept"))
+    box.kill()
+    told: list[str] = []
+    box.volume = open_volume(box.options, box.host, box.remote, box.cache, told=told.append)
+    assert told[0] == "reading the log of an earlier run"
+    assert "operations of an earlier run to send" in told[1]
+    assert told[-1] == "0 operations of an earlier run to send"
+    assert content(box, "/f19") == b"kept"
