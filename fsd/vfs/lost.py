@@ -56,9 +56,9 @@ def leave_whole(replay: Replay) -> None:
 def put_off(committer: Committer) -> bool:
     """The server does not know the first operation it was sent: it was cancelled in the lost end of the log
     (made and removed before it was sent), or this is a copy of a machine where that was done. It goes last,
-    under a new number, and its name says that it is doubtful. Or it knows a later form of it: a directory's
-    times move in the operation that holds them already (`Committer.cancel`). Then what is here is nothing new.
-    False: another kind of difference."""
+    under a new number, and its name says that it is doubtful. Or the server knows a later form of it: a
+    directory's times move in the operation that holds them already (`Committer.cancel`). Then what is here is
+    nothing new. False: another kind of difference."""
     core = committer.core
     first = core.queue.sent[0]
     op = first.op
