@@ -45,7 +45,7 @@ with `:` or is `-` is written `./:name`. Names are bytes: whatever the shell pas
 `cp -r A B` makes B what A is, merged into what B holds already, so an interrupted copy can be repeated;
 `cp -r A B/` makes B/A. Modes and times are kept, those of symlinks too, and between here and the server the
 names of one file (hard links) are names of one file again; a copy within the server gives each of them a file
-of its own, which shares the content.
+of its own, which shares the content. Holes of sparse files are neither sent nor written.
 
 Uploads replace what is at the target, in both spellings (`--overwrite` says so, `--no-overwrite` forbids
 it). The long spelling's downloads need `--overwrite` to replace a local file.

@@ -95,7 +95,10 @@ def get_file(files: Files, entry: JsonObject, target: bytes, options: CopyOption
             raise Conflict(f"the local {show(target)} is a directory")
     with LocalTarget(target, files.http.host) as local:
         reading = files.reading(path)
-        for piece in reading.pieces():
+        for piece in reading.runs():
+            if isinstance(piece, int):
+                local.hole(piece)
+                continue
             local.write(piece)
             meter.add(len(piece))
         local.finish(

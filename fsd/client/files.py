@@ -8,7 +8,7 @@ All methods may be called from any thread and raise `FsdError`.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,6 +17,7 @@ from fsd.client.http import CHUNK, Body, Http, Query, Reply, Tries, encode_path
 from fsd.model.errors import Conflict, IntegrityError, Unavailable, UsageError
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
+from fsd.model.spans import Span, read_spans, total, write_spans
 from fsd.model.times import storable
 
 JsonObject = dict[str, Any]
@@ -191,9 +192,17 @@ class Files:
     # -- changing ------------------------------------------------------------------------------------
 
     def write(
-        self, path: bytes, body: Body, options: PutOptions | None = None, *, key: str | None = None
+        self,
+        path: bytes,
+        body: Body,
+        options: PutOptions | None = None,
+        *,
+        key: str | None = None,
+        sparse: tuple[int, Sequence[Span]] | None = None,
     ) -> JsonObject:
-        """Write a whole file (or append); the stat object of what is there now, durable and visible."""
+        """Write a whole file (or append); the stat object of what is there now, durable and visible.
+        `sparse`: the file's size, and where in it the body lies. Older servers refuse that with `UsageError`.
+        """
         if self.dry_run:
             raise UsageError("a dry run writes nothing")
         opts = options or PutOptions()
@@ -203,6 +212,8 @@ class Files:
         query = opts.query()
         if body.length is not None:
             query["size"] = body.length
+        if sparse is not None:
+            query |= {"size": sparse[0], "data": write_spans(sparse[1])}
         return self.http.send("PUT", self._route("files", path), body, query=query, headers=headers)
 
     def action(self, action: str, **fields: object) -> JsonObject:
@@ -303,14 +314,24 @@ class Reading:
         self.size: int | None = None  # of the whole file
 
     def pieces(self) -> Iterator[bytes]:
+        for piece in self._moved(self._body):
+            if not isinstance(piece, int):
+                yield piece
+
+    def runs(self) -> Iterator[bytes | int]:
+        """As `pieces`, with lengths of holes in between where the server tells them."""
+        self._query["holes"] = "0"
+        return self._moved(self._data)
+
+    def _moved(self, body: Callable[[Reply], Iterator[bytes | int]]) -> Iterator[bytes | int]:
         broken = 0
         while self._end is None or self._at < self._end:
             tries = self._http.tries(0)
             reply = self._http.retried(partial(self._open, tries), tries)
             before = self._at
             try:
-                for piece in self._body(reply):
-                    self._at += len(piece)
+                for piece in body(reply):
+                    self._at += piece if isinstance(piece, int) else len(piece)
                     yield piece
             except Unavailable:
                 # Progress earns another try; standing still does not.
@@ -352,10 +373,37 @@ class Reading:
         self._end = self.size if self._end is None else min(self._end, self.size)
         self._at = min(self._at, self._end)
 
+    def _data(self, reply: Reply) -> Iterator[bytes | int]:
+        """The answer's data and the holes between; all of it as bytes where the server knows of no holes."""
+        text = reply.header("X-Fsd-Data")
+        if text is None:
+            yield from self._body(reply)
+            return
+        assert self._end is not None
+        try:
+            spans = read_spans(text, self._at, self._end)
+        except UsageError as exc:
+            raise IntegrityError(f"the server tells no ranges of {show(self._path)}: {exc.message}") from exc
+        ends = self._end
+        body = self._exactly(reply, total(spans))
+        held = memoryview(b"")
+        for start, end in spans:
+            if start > self._at:
+                yield start - self._at
+            while self._at < end:
+                held = held or memoryview(next(body))
+                piece, held = held[: end - self._at], held[end - self._at :]
+                yield bytes(piece)
+        next(body, None)  # raises for bytes that are too many
+        if ends > self._at:
+            yield ends - self._at
+
     def _body(self, reply: Reply) -> Iterator[bytes]:
         """The answer's bytes, no more than are wanted; raises `Unavailable` at a body that ends early."""
         assert self._end is not None
-        left = self._end - self._at
+        return self._exactly(reply, self._end - self._at)
+
+    def _exactly(self, reply: Reply, left: int) -> Iterator[bytes]:
         for piece in reply.pieces(CHUNK):
             if len(piece) > left:
                 raise IntegrityError(f"more bytes arrived than {show(self._path)} has")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, Final, Protocol
 
@@ -18,8 +18,10 @@ from fsd.host.seam import Host
 from fsd.model.errors import Conflict, FsdError, NoSpace, NotFound, PosixError, UsageError
 from fsd.model.limits import MIB, STREAM_SPOOL
 from fsd.model.names import show
+from fsd.model.spans import Span, merged, total
 
 CHUNK: Final = MIB
+_SPARSE_MIN: Final = MIB  # bytes of a file that is worth a look for holes
 _PAGE: Final = 65536  # what a file of /sys may claim to have: a page, whose size differs
 
 
@@ -96,13 +98,39 @@ class LocalFile:
                 return
             yield piece
             at += len(piece)
-        while at < self.stat.st_size:
+        yield from self.read(at, self.stat.st_size)
+
+    def read(self, at: int, end: int) -> Iterator[bytes]:
+        while at < end:
             with told(self.path):
-                piece = os.pread(self._fd, min(CHUNK, self.stat.st_size - at), at)
+                piece = os.pread(self._fd, min(CHUNK, end - at), at)
             if not piece:
                 raise LocalChanged(f"{show(self.path)} became shorter while it was copied")
             yield piece
             at += len(piece)
+
+    def data(self) -> list[Span] | None:
+        """Where the data of a sparse file is; None for another one, and where the disk does not tell."""
+        size = self.stat.st_size
+        if size < _SPARSE_MIN or self.stat.st_blocks * 512 >= size:
+            return None
+        spans = merged(self._extents())
+        return None if spans == [(0, size)] else spans
+
+    def _extents(self) -> Iterator[Span]:
+        at, size = 0, self.stat.st_size
+        while at < size:
+            try:
+                start = os.lseek(self._fd, at, os.SEEK_DATA)
+                end = min(size, os.lseek(self._fd, start, os.SEEK_HOLE))
+            except OSError as exc:
+                if exc.errno != errno.ENXIO:  # no data behind this
+                    yield at, size
+                return
+            if start >= size or end <= start:
+                return
+            yield start, end
+            at = end
 
     def changed(self) -> bool:
         """Whether the file was written since it was opened."""
@@ -115,6 +143,23 @@ class LocalFile:
             before.st_mtime_ns,
             before.st_ctime_ns,
         )
+
+
+class DataBody:
+    """The data of a sparse local file, without what lies between."""
+
+    repeatable = True
+
+    def __init__(self, local: LocalFile, spans: Sequence[Span]) -> None:
+        self._local, self._spans = local, spans
+
+    @property
+    def length(self) -> int | None:
+        return total(self._spans)
+
+    def pieces(self) -> Iterator[bytes]:
+        for start, end in self._spans:
+            yield from self._local.read(start, end)
 
 
 class StreamBody:
@@ -171,9 +216,13 @@ class Metered:
     def repeatable(self) -> bool:
         return self._body.repeatable
 
-    def pieces(self) -> Iterator[bytes]:
-        self._count.add(-self._sent)  # an earlier try is sent again from its start
+    def take_back(self) -> None:
+        """What was sent does not count: it is sent again from its start, or as another body."""
+        self._count.add(-self._sent)
         self._sent = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        self.take_back()
         for piece in self._body.pieces():
             self._sent += len(piece)
             self._count.add(len(piece))
@@ -221,6 +270,12 @@ class LocalTarget:
                 os.lseek(self._fd, len(piece), os.SEEK_CUR)
             else:
                 write_all(self._fd, piece)
+
+    def hole(self, length: int) -> None:
+        """So many zeros, which take no room."""
+        with told(self.path):
+            self._hole = True
+            os.lseek(self._fd, length, os.SEEK_CUR)
 
     def finish(
         self, *, mode: int, mtime_ns: int | None, owner: tuple[int, int] | None, replace: bool

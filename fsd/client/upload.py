@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from fsd.client.files import Files, JsonObject, PutOptions, join, raw_path, raw_target
 from fsd.client.pool import Workers
-from fsd.client.sources import LocalChanged, LocalFile, Metered, StreamBody, local_error, told
+from fsd.client.sources import DataBody, LocalChanged, LocalFile, Metered, StreamBody, local_error, told
 from fsd.client.transfer import (
     CHANGED_TRIES,
     CopyOptions,
@@ -103,7 +103,7 @@ def put_file(
         with LocalFile(source) as local:
             put = _put_options(local, options, parents=parents and options.parents)
             try:
-                answer = files.write(target, Metered(local, meter), put)
+                answer = _send(files, local, target, put, meter)
             except LocalChanged:
                 if attempt == CHANGED_TRIES:
                     raise
@@ -117,6 +117,18 @@ def put_file(
             meter.changed(source)
     meter.did("files", target)
     return str(answer["revision"])
+
+
+def _send(files: Files, local: LocalFile, target: bytes, put: PutOptions, meter: Meter) -> JsonObject:
+    """Write the file, of a sparse one the data alone where the server knows how."""
+    spans = None if put.append else local.data()
+    if spans is not None:
+        body = Metered(DataBody(local, spans), meter)
+        try:
+            return files.write(target, body, put, sparse=(local.stat.st_size, spans))
+        except UsageError:
+            body.take_back()  # perhaps an older server; if it is anything else it is told again
+    return files.write(target, Metered(local, meter), put)
 
 
 def _put_options(local: LocalFile, options: CopyOptions, *, parents: bool) -> PutOptions:

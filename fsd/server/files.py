@@ -22,6 +22,7 @@ from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, InternalError, PosixError, UsageError
 from fsd.model.limits import FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
+from fsd.model.spans import Span, read_spans, total, write_spans
 from fsd.server import actions
 from fsd.server.actions import ID_MAX, TIME_MAX, change
 from fsd.server.context import (
@@ -61,7 +62,7 @@ from fsd.service.namespace import list_some, weight
 from fsd.service.paths import Done, Put, need_file
 from fsd.service.retained import State, state_of
 from fsd.service.tree import Place, resolve, walk
-from fsd.service.upload import Folded, FoldNeeded, Reading, Uploaded, Uploading, fold
+from fsd.service.upload import Folded, FoldNeeded, Reading, Spread, Uploaded, Uploading, fold
 
 ONE: Final = "/v1/file-systems/{id}"
 CHECK_FIRST: Final = 4 * MIB  # of a body larger than this, path and conditions are checked before it is read
@@ -101,12 +102,14 @@ class _Opened:
     partial: bool
     reading: Reading
     first: bytes
+    data: list[Span] | None  # where what is sent lies, when holes are not
 
 
 async def get_file(request: Request) -> Response:
-    """The bytes of a file, or a range of them, of one state."""
+    """The bytes of a file, or a range of them, of one state; with `holes=0` the data alone."""
     ctx = context(request)
     path, at = path_of(request), at_of(request.query_params)
+    sparse = request.query_params.get("holes") == "0"
     match = request.headers.get("if-match")
     wanted = None if match is None or match.strip() == "*" else read_revision(match, "If-Match")
 
@@ -129,7 +132,8 @@ async def get_file(request: Request) -> Response:
             return attr, asked, opened
 
         attr, asked, reading = ctx.service.db.read(read)
-        return _Opened(attr, asked or (0, attr.size), asked is not None, reading, reading.next_piece())
+        data = reading.skip_holes() if sparse else None
+        return _Opened(attr, asked or (0, attr.size), asked is not None, reading, reading.next_piece(), data)
 
     return _file_response(ctx, await ctx.run(work))
 
@@ -143,6 +147,10 @@ def _file_response(ctx: Context, opened: _Opened) -> Response:
         "X-Fsd-Size": str(opened.attr.size),
         "Accept-Ranges": "bytes",
     }
+    if opened.data is not None:
+        # Of another length than the range: no 206, whatever lies in between may count.
+        headers |= {"Content-Length": str(total(opened.data)), "X-Fsd-Data": write_spans(opened.data)}
+        return PiecesResponse(ctx, opened.first, opened.reading.next_piece, 200, headers)
     if opened.partial:
         span = f"{first}-{end - 1}" if end > first else "*"
         headers["Content-Range"] = f"bytes {span}/{opened.attr.size}"
@@ -263,25 +271,29 @@ def _filter(request: Request) -> Callable[[bytes, Attr], bool]:
 async def put_file(request: Request) -> Response:
     """Write a whole file, or append; all or nothing, durable when answered."""
     ctx = context(request)
-    put, size = _read_put(request)
+    put, size, data = _read_put(request)
     declared = declared_length(request, FILE_MAX)
     fs, who = await ctx.who(request)
     if declared is None or declared > CHECK_FIRST:
         await ctx.run(lambda: _check_first(ctx, request, fs, who, put))
     if declared is not None and declared <= HAND_OVER:
-        return await _store(ctx, request, fs, who, put, size)
+        return await _store(ctx, request, fs, who, put, size, data)
     async with ctx.uploads:
-        return await _store(ctx, request, fs, who, put, size)
+        return await _store(ctx, request, fs, who, put, size, data)
 
 
 async def _store(
-    ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put, size: int | None
+    ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put, size: int | None, data: list[Span] | None
 ) -> Response:
-    """Receive the body and name it. `size` is what the caller said it has."""
-    uploading = Uploading(ctx.service.packs, fs)
+    """Receive the body and name it. `size` is what the caller said it has, or with `data` the file."""
+    whole = Uploading(ctx.service.packs, fs)
+    uploading: Uploading | Spread = whole
+    wanted = size
+    if data is not None and size is not None:
+        uploading, wanted = Spread(whole, data, size), total(data)
     received = await receive(ctx, request, uploading.add)
     declared = declared_length(request, FILE_MAX)
-    for said in (size, declared):
+    for said in (wanted, declared):
         if said is not None and received != said:
             raise UsageError(f"the body has {received} bytes, the request says {said}")
     return send(await ctx.run(lambda: _finish_put(ctx, request, fs, who, put, uploading)))
@@ -304,10 +316,11 @@ def _check_first(ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put
         return  # found again, and done, at the end
 
 
-def _read_put(request: Request) -> tuple[Put, int | None]:
+def _read_put(request: Request) -> tuple[Put, int | None, list[Span] | None]:
+    """How to write; the size and where the data is, as far as the caller said."""
     only(
         request.query_params,
-        *("parents", "overwrite", "append", "mode", "uid", "gid", "mtime_ns", "size"),
+        *("parents", "overwrite", "append", "mode", "uid", "gid", "mtime_ns", "size", "data"),
     )
     query = request.query_params
     match, absent = request.headers.get("if-match"), request.headers.get("if-none-match")
@@ -328,7 +341,12 @@ def _read_put(request: Request) -> tuple[Put, int | None]:
     )
     if not put.path:
         raise UsageError("the root is a directory")
-    return put, _number(request, "size", FILE_MAX)
+    size, data = _number(request, "size", FILE_MAX), query.get("data")
+    if data is None:
+        return put, size, None
+    if size is None or size < 0 or put.append:
+        raise UsageError("data needs the file's size, and cannot be appended")
+    return put, size, read_spans(data, 0, size)
 
 
 def _number(request: Request, name: str, high: int) -> int | None:
@@ -342,7 +360,7 @@ def _number(request: Request, name: str, high: int) -> int | None:
 
 
 def _finish_put(
-    ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put, uploading: Uploading
+    ctx: Context, request: Request, fs: FsRef, who: Grant, put: Put, uploading: Uploading | Spread
 ) -> Answer:
     """Name the stored content: one transaction. Blocks."""
     content = uploading.finish()

@@ -71,6 +71,7 @@ _PUT: Final = {
     "overwrite": "integer",
     "append": "integer",
     "size": "integer",
+    "data": "string",
 }
 _FIND: Final = {
     "name": "string",
@@ -207,7 +208,7 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ),
     ("GET", _ID + "/stat/{path}"): Says("token", {200: "Stat"}, {"follow": "integer", **_AT}),
     ("GET", _ID + "/files/{path}"): Says(
-        "token", {200: _OCTETS, 206: _OCTETS}, _AT, headers=("Range", "If-Match")
+        "token", {200: _OCTETS, 206: _OCTETS}, {"holes": "integer", **_AT}, headers=("Range", "If-Match")
     ),
     ("PUT", _ID + "/files/{path}"): Says(
         "token", {200: "Stat"}, _PUT, _OCTETS, headers=("If-Match", "If-None-Match")

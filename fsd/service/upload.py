@@ -16,7 +16,7 @@ from fsd.meta.database import Database, Tx
 from fsd.model import blocks
 from fsd.model.attrs import Attr
 from fsd.model.blocks import Part, Parts
-from fsd.model.errors import Conflict, IntegrityError, TooLarge
+from fsd.model.errors import Conflict, IntegrityError, TooLarge, UsageError
 from fsd.model.limits import (
     BLOCK,
     FILE_MAX,
@@ -25,6 +25,7 @@ from fsd.model.limits import (
     READ_SNAPSHOT_BLOCKS,
     UPLOAD_PACK,
 )
+from fsd.model.spans import Span, merged
 from fsd.service.access import FsRef
 from fsd.service.packs import Packs, Prepared
 from fsd.service.retained import State, is_pinned, still
@@ -53,7 +54,8 @@ class Folded:
 
 
 class Piece(NamedTuple):
-    """`length` bytes of a body; `hash` None where all are zero."""
+    """`length` bytes of a body, a block or its last bytes; `hash` None where all are zero, also of many
+    blocks."""
 
     length: int
     hash: bytes | None
@@ -69,11 +71,13 @@ class Uploaded:
 
     def blocks(self) -> dict[int, Parts]:
         """As the whole content of a file."""
-        return {
-            idx: (Part(0, piece.length, 0, piece.hash),)
-            for idx, piece in enumerate(self.pieces)
-            if piece.hash is not None
-        }
+        found: dict[int, Parts] = {}
+        at = 0
+        for piece in self.pieces:
+            if piece.hash is not None:
+                found[at // BLOCK] = (Part(0, piece.length, 0, piece.hash),)
+            at += piece.length
+        return found
 
     def behind(self, tx: Tx, fs: int, node: Attr, folded: Folded | None) -> dict[int, Parts]:
         """As further content behind what `node` has: the blocks that change. Raises `FoldNeeded`."""
@@ -126,6 +130,23 @@ class Uploading:
                 self._block(bytes(self._tail[:BLOCK]))
                 del self._tail[:BLOCK]
 
+    def hole(self, length: int) -> None:
+        """Take so many zeros; raises `TooLarge`. Costs nothing, however many."""
+        self.size += length
+        if self.size > FILE_MAX:
+            raise TooLarge(f"a file has at most {FILE_MAX} bytes")
+        if self._tail:
+            fill = min(length, BLOCK - len(self._tail))
+            self._tail += bytes(fill)
+            length -= fill
+            if len(self._tail) == BLOCK:
+                self._block(bytes(self._tail))
+                self._tail.clear()
+        whole = length - length % BLOCK
+        if whole:
+            self._pieces.append(Piece(whole, None))
+        self._tail += bytes(length - whole)
+
     def _block(self, data: bytes) -> None:
         if data == _ZEROS[: len(data)]:
             self._pieces.append(Piece(len(data), None))
@@ -150,6 +171,35 @@ class Uploading:
         if self._waiting:
             prepared = self._packs.prepare(self._fs.id, self._fs.name, self._waiting)
         return Uploaded(self.size, tuple(self._pieces), prepared)
+
+
+class Spread:
+    """The body of a sparse file: its data alone, which lies at `spans` of `size` bytes. As `Uploading`."""
+
+    def __init__(self, uploading: Uploading, spans: Sequence[Span], size: int) -> None:
+        self._uploading, self._size = uploading, size
+        self._left = list(reversed(spans))
+
+    def add(self, data: Sequence[bytes]) -> None:
+        """Take further bytes; raises `UsageError` when there are more than the spans hold."""
+        for piece in data:
+            view = memoryview(piece)
+            while view:
+                if not self._left:
+                    raise UsageError("the body has more bytes than its data")
+                start, end = self._left[-1]
+                if start > self._uploading.size:
+                    self._uploading.hole(start - self._uploading.size)
+                taken = view[: end - self._uploading.size]
+                self._uploading.add([bytes(taken)])
+                view = view[len(taken) :]
+                if self._uploading.size == end:
+                    self._left.pop()
+
+    def finish(self) -> Uploaded:
+        """The body has ended, and was as long as the spans."""
+        self._uploading.hole(self._size - self._uploading.size)
+        return self._uploading.finish()
 
 
 def fold(packs: Packs, fs: FsRef, needed: FoldNeeded) -> Folded:
@@ -202,6 +252,7 @@ class Reading:
         self._state = state
         self._at, self._end = span
         self._blocks = first
+        self._spans: list[Span] = []  # what is read behind `_end`, the next one last
         self._known = self._at // BLOCK + READ_SNAPSHOT_BLOCKS  # blocks below are in `_blocks`
 
     @classmethod
@@ -212,10 +263,28 @@ class Reading:
         first = block_parts(tx, state.fs, attr, offset // BLOCK, READ_SNAPSHOT_BLOCKS, state.at)
         return cls(db, packs, fs, attr, first, (offset, end), state)
 
+    def skip_holes(self) -> list[Span]:
+        """From now on only the data is read; the spans of it. What lies behind the block list that is known
+        counts as data."""
+        known = self._known * BLOCK
+        found = [
+            (max(self._at, idx * BLOCK + part.off), min(self._end, idx * BLOCK + part.off + part.length))
+            for idx, parts in sorted(self._blocks.items())
+            for part in sorted(parts)
+        ]
+        if self._end > known:
+            found.append((max(self._at, known), self._end))
+        spans = merged((start, end) for start, end in found if start < end)
+        self._spans = list(reversed(spans))
+        self._end = self._at
+        return spans
+
     def next_piece(self) -> bytes:
         """The next bytes, up to some MiB; empty at the end. Raises `Conflict` when the file changed and the
         rest of its old state is not known, `NotFound` when the filesystem was deleted, `IntegrityError` when
         a blob is lost or damaged."""
+        if self._at >= self._end and self._spans:
+            self._at, self._end = self._spans.pop()
         if self._at >= self._end:
             return b""
         first = self._at // BLOCK
