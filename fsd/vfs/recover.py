@@ -31,7 +31,7 @@ from fsd.vfs.queue import Queued
 from fsd.vfs.records import Flown, Reserved, State, result_of
 from fsd.vfs.replay import Event, Past, Replay
 from fsd.vfs.twins import apart
-from fsd.vfs.types import Cache, VolumeOptions
+from fsd.vfs.types import Cache, Told, VolumeOptions
 from fsd.vfs.volume import Volume
 from fsd.wire.messages import ATTRS, BLOCKS, Mark
 
@@ -96,10 +96,12 @@ class Recovery:
         *,
         patience: float = 60.0,
         shared: bool = False,
+        told: Told | None = None,
     ) -> None:
         self.options, self.host, self.remote, self.cache = options, host, remote, cache
         self.patience = patience
         self.shared = shared
+        self.told = told
         self.held: Held | None = None
         self.session = 0  # the one the log was written under, or that went on for it
 
@@ -109,7 +111,7 @@ class Recovery:
         log = Log.reopen(self.options.state_dir, self.host, segment_size=self.options.segment_size)
         try:
             aside: list[Path] = []
-            replay = Replay(log, self.host, lambda: self._put_aside(log, aside))
+            replay = Replay(log, self.host, lambda: self._put_aside(log, aside), self.told)
             replay.run()
             report = Report(0, log_copy=aside[0]) if aside else None
             if replay.state is None:
@@ -155,7 +157,7 @@ class Recovery:
         volume = rebuild(self.options, self.host, log, replay, report)
         report.operations = len(volume.core.queue)
         report.files = len(volume.core.dirty)
-        driver = Driver(volume, self.remote, self.cache, patience=self.patience)
+        driver = Driver(volume, self.remote, self.cache, patience=self.patience, told=self.told)
         for flight in list(volume.core.flights.values()):
             volume.flusher.start(volume.core.nodes.get(flight.ino).file())
         driver.until(volume.barrier())
