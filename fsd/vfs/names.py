@@ -260,7 +260,9 @@ class NameCalls(UnnamedCalls, ListingCalls):
         self.may_rename(node, over, source, target, flags)
         self.room(RECORD_ROOM)
         self.publish(node)
-        if over is not None and flags == RENAME_EXCHANGE:
+        if over is not None and (flags == RENAME_EXCHANGE or (node.born and not over.is_dir)):
+            # What is replaced is never sent, but where another mount may have moved or removed what replaces
+            # it: then it stays, as it was written last.
             self.publish(over)
         time = core.stamp()
         self.do(

@@ -174,6 +174,22 @@ def test_a_file_removed_elsewhere_is_not_read_as_zeros(client: Client) -> None:
 # Bases.
 
 
+def test_a_name_made_elsewhere_since_it_was_looked_up_is_looked_up_again(client: Client) -> None:
+    """Who opens with O_CREAT alone is not told that it exists: on ESTALE the kernel looks, and opens it."""
+    root, second = client.volume.root_ino, other(client)
+    assert client.call(lambda v: v.lookup(root, b"name")) is None
+    second.put(root, b"name", b"theirs", sync=True)
+    client.feed()
+    for flags, number in ((os.O_EXCL, errno.EEXIST), (0, errno.ESTALE)):
+        with pytest.raises(PosixError) as caught:
+            client.call(lambda v, f=flags: v.create(root, b"name", 0o644, 0, 0, os.O_RDWR | os.O_CREAT | f))
+        assert caught.value.errno == number
+    found = client.call(lambda v: v.lookup(root, b"name"))
+    assert found is not None
+    assert client.read_all(found.ino) == b"theirs"
+    second.volume.close()
+
+
 def test_a_new_session_does_not_take_its_own_new_file_for_another_s(client: Client) -> None:
     """A file made and committed empty, written afterwards, sent under another session: no conflict."""
     root = client.volume.root_ino
@@ -393,3 +409,39 @@ def test_a_small_change_of_a_small_file_is_made_at_once(client: Client) -> None:
         files(client)["/t.db"]
         == b"".join(b"b" * 10 + b"a" * 4086 for _ in range(4)) + b"b" * 10 + b"a" * 3606
     )
+
+
+# Files that stay.
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_file_that_is_not_replaced_after_all_has_what_was_written(client: Client, how: str) -> None:
+    """Another mount removed or moved what was to replace it, before the rename came to the server."""
+    root = client.volume.root_ino
+    for name in (b"target", b"source"):
+        client.put(root, name, b"old " + name, sync=True)
+    second = other(client)
+    assert second.call(lambda v: v.lookup(root, b"source"))
+    if how == "removed":
+        second.call(lambda v: v.unlink(root, b"source"))
+    else:
+        second.call(lambda v: v.rename(root, b"source", root, b"elsewhere", 0))
+    settled(second)
+    client.put(root, b"target", b"NEW", offset=0)
+    client.call(lambda v: v.rename(root, b"source", root, b"target", 0))
+    settled(client)
+    rest = {} if how == "removed" else {"/elsewhere": b"old source"}
+    assert files(client) == {"/target": b"NEW target", **rest}
+    second.volume.close()
+
+
+def test_what_a_new_file_replaces_is_never_sent(client: Client) -> None:
+    """Nobody else can have removed that."""
+    root = client.volume.root_ino
+    client.put(root, b"target", b"old", sync=True)
+    client.put(root, b"target", b"written and replaced", truncate=True, offset=0)
+    client.put(root, b"temporary", b"new")
+    client.call(lambda v: v.rename(root, b"temporary", root, b"target", 0))
+    assert sum(queued.flight is not None for queued in client.volume.core.queue) == 1
+    settled(client)
+    assert files(client) == {"/target": b"new"}
