@@ -48,7 +48,10 @@ class FileCalls(NameCalls):
     def create(
         self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int, umask: int = 0
     ) -> tuple[Inode, int]:
-        """Make and open a regular file (counts one lookup). `umask` is taken off `mode`; see `make`."""
+        """Make and open a regular file (counts one lookup). `umask` is taken off `mode`; see `make`. ESTALE
+        without O_EXCL where the name means something: the kernel has not heard of that yet, and looks again."""
+        if not flags & os.O_EXCL and self.child(self.core.nodes.directory(parent), name) is not None:
+            raise PosixError(errno.ESTALE, "the name means something by now")
         node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid, umask=umask)
         node.paged = 1  # the kernel has nothing of it yet
         return node, self.opened(node, flags)
