@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fsd.kernel.automatic import Automatic
 
 
-def tiny(*args: Any) -> Any:
+def tiny(*args: Any, **more: Any) -> Any:
     """Stands for `open_volume`; runs in the daemon, so that the supervisor stays as small as it is."""
     import fsd.kernel.daemon
     import fsd.kernel.mountapi
