@@ -31,7 +31,7 @@ from fsd.kernel.interrupts import look_for_killed
 from fsd.kernel.logfile import start_log
 from fsd.kernel.machine import Machine
 from fsd.kernel.memory import GiveBack, tune
-from fsd.kernel.mountpoint import detach, set_read_ahead, still_listed
+from fsd.kernel.mountpoint import detach, mounted_at, set_read_ahead, still_listed
 from fsd.kernel.notify import Notifier
 from fsd.kernel.opening import Limit
 from fsd.kernel.operations import FsdOperations
@@ -202,7 +202,7 @@ class Daemon:
         """Mount where the last daemon's mount is: beneath it, where that is possible, and take it away then;
         else the other way round, with some milliseconds in which the directory below lies open."""
         flags = {"default_permissions", *(self._fuse_options() & {"allow_other"})}
-        made = beneath.make(self.options.source, flags, read_only=self.options.read_only)
+        made = beneath.make(self.options.source, flags, read_only=self.read_only())
         if made is None:
             await self._take_back()
             self._tell_strays(os.listdir(self.place))
@@ -381,16 +381,23 @@ class Daemon:
         allow_other = self.options.allow_other
         if allow_other or (allow_other is None and os.geteuid() == 0):
             options.add("allow_other")
-        if self.options.read_only:
+        if self.read_only():
             options.add("ro")
         return options
+
+    def read_only(self) -> bool:
+        """Asked for, or of `mount -o remount,ro`, which a daemon that was killed hands on to the next."""
+        ours = self.start.restarts or self.record.state == runtime.MOUNTED  # else it is an older mount's
+        there = mounted_at(self.place) if ours else None
+        told = there is not None and there.source == self.options.source and there.read_only
+        return self.options.read_only or told
 
     async def _first_stat(self) -> None:
         """The mount is ready when it answers; seen from outside the FUSE thread."""
 
         def look() -> bool:
             os.stat(self.place)
-            return self.options.read_only or os.access(self.place, os.W_OK)
+            return self.read_only() or os.access(self.place, os.W_OK)
 
         with trio.move_on_after(self.options.ready_timeout) as scope:
             if not await trio.to_thread.run_sync(look, abandon_on_cancel=True):

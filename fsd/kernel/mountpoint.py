@@ -35,12 +35,14 @@ _pace = threading.Event()  # never set: the time between two tries
 
 
 class MountEntry(NamedTuple):
-    """One line of /proc/self/mountinfo. `device` is "major:minor"."""
+    """One line of /proc/self/mountinfo. `device` is "major:minor"; `read_only` as the kernel enforces it, for
+    this place or for the whole filesystem."""
 
     device: str
     path: Path
     fstype: str
     source: str
+    read_only: bool = False
 
     @property
     def ids(self) -> tuple[str, str] | None:
@@ -63,9 +65,9 @@ def parse_mountinfo(raw: bytes) -> list[MountEntry]:
         fields, more = left.split(b" "), right.split(b" ")
         if len(fields) < 6 or len(more) < 2:
             continue
-        found.append(
-            MountEntry(fields[2].decode(), Path(_unescape(fields[4])), _unescape(more[0]), _unescape(more[1]))
-        )
+        options = b",".join((fields[5], *more[2:3])).split(b",")
+        path, fstype, source = (_unescape(raw) for raw in (fields[4], more[0], more[1]))
+        found.append(MountEntry(fields[2].decode(), Path(path), fstype, source, b"ro" in options))
     return found
 
 

@@ -79,7 +79,7 @@ class Verbs:
             "file_system_id": daemon.options.token.file_system_id,
             "remote_path": daemon.options.remote_path.decode("utf-8", "backslashreplace"),
             "endpoint": daemon.remote.endpoint,
-            "read_only": daemon.options.read_only or volume.core.fenced is not None,
+            "read_only": daemon.read_only() or volume.core.fenced is not None,
             "shown_state": daemon.shown.status(),
             "durability": daemon.options.durability,
             "consistency": daemon.options.consistency,

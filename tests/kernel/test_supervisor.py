@@ -178,6 +178,38 @@ def kernel_release() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["beneath", "without the kernel's help"])
+def test_a_mount_made_read_only_stays_so_when_its_daemon_is_replaced(tiny: Tiny, how: str) -> None:
+    """By `mount -o remount`, which the kernel does alone: the daemon is not told, and its next one looks."""
+
+    def remount(flag: str) -> None:
+        command = ["mount", "-i", "-o", f"remount,{flag}", os.fspath(tiny.place)]
+        subprocess.run(command, check=True, timeout=30)
+
+    assert tiny.start(*(["old-kernel"] if how != "beneath" else [])).returncode == 0
+    assert unmount.status(tiny.place, tiny.directory)["read_only"] is False
+    remount("ro")
+    for _ in range(2):
+        tiny.kill_daemon()
+        with pytest.raises(OSError) as told:
+            (tiny.place / "f").touch()
+        assert told.value.errno == errno.EROFS
+        assert unmount.status(tiny.place, tiny.directory)["read_only"] is True
+    remount("rw")
+    (tiny.place / "f").touch()
+    tiny.kill_daemon()
+    (tiny.place / "f").touch()
+    assert unmount.status(tiny.place, tiny.directory)["read_only"] is False
+    remount("ro")
+    both = tiny.record()
+    for pid in (both.supervisor_pid, both.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not tiny.alive(), 30, "their end")
+    assert tiny.start().returncode == 0
+    (tiny.place / "f").touch()  # another mount, by somebody who asked for no read-only one
+
+
 def test_several_dead_mounts_of_one_place_become_one(tiny: Tiny) -> None:
     """A daemon that died while it took the place of another."""
     assert tiny.start().returncode == 0

@@ -133,6 +133,38 @@ def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
     assert lazy.returncode == 0, lazy.stderr
 
 
+@pytest.mark.root
+def test_remount(box: Sandbox, program: Path) -> None:
+    """As mount(8) calls the helper: with what fstab or the kernel's table says beside it."""
+    place = os.fspath(box.mountpoint)
+    helper = [str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place]
+    ours = f"token-file={token_file(box)},state-dir={box.state}"
+    table = "nosuid,nodev,relatime,user_id=0,group_id=0,default_permissions,allow_other,uhelper=fuse.fsd"
+    assert call(box, *helper, "-o", ours).returncode == 0
+    (box.mountpoint / "file").write_bytes(b"x")
+    with open(box.mountpoint / "file", "ab"):
+        busy = call(box, *helper, "-o", f"remount,ro,{table}")
+        assert busy.returncode != 0
+        assert "busy" in busy.stderr
+    assert call(box, *helper, "-o", f"ro,remount,{table}").returncode == 0
+    with pytest.raises(OSError, match="Read-only"):
+        (box.mountpoint / "file").unlink()
+    assert (box.mountpoint / "file").read_bytes() == b"x"
+    assert call(box, *helper, "-o", f"{ours},remount,noexec,rw,nosuid,nodev").returncode == 0
+    (box.mountpoint / "file").unlink()
+    flags = subprocess.run(
+        ["findmnt", "-no", "OPTIONS", place], capture_output=True, text=True, check=True, timeout=30
+    ).stdout.split(",")
+    assert {"rw", "nosuid", "nodev", "noexec"} <= set(flags)
+    assert call(box, str(SCRIPTS / "umount.fuse.fsd"), str(program), place).returncode == 0
+    assert call(box, *helper, "-o", f"ro,{ours}").returncode == 0
+    no = call(box, *helper, "-o", f"remount,rw,{table}")
+    assert no.returncode == 1
+    assert "mount it anew" in no.stderr
+    with pytest.raises(OSError, match="Read-only"):
+        (box.mountpoint / "file").touch()
+
+
 @pytest.mark.parametrize(
     ("source", "options", "word"),
     [("fsd", "nonsense", "unknown option: nonsense"), ("//cifs/share", "ro", "the source is fsd")],

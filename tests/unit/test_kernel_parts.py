@@ -277,6 +277,19 @@ class TestMountTable:
         assert entries[1].device == "0:44"
         assert entries[2].ids is None
 
+    @pytest.mark.parametrize(
+        ("here", "everywhere", "read_only"),
+        [
+            ("rw", "rw", False),
+            ("ro,nosuid", "rw", True),
+            ("rw,nosuid", "ro,user_id=0", True),
+            ("ro", "ro", True),
+        ],
+    )
+    def test_read_only_here_or_everywhere(self, here: str, everywhere: str, read_only: bool) -> None:
+        line = f"40 1 0:44 / /mnt/ro {here} shared:1 - fuse.fsd ro {everywhere}\n".encode()
+        assert parse_mountinfo(line)[0].read_only is read_only
+
     def test_a_name_that_is_no_text_survives(self) -> None:
         line = b"40 1 0:44 / /mnt/\xff\\134x rw - fuse.fsd fsd:a:b rw\n"
         assert bytes(parse_mountinfo(line)[0].path) == b"/mnt/\xff\\x"
