@@ -22,7 +22,7 @@ from fsd.client.transfer import (
     base_name,
     download_stream,
     means_into,
-    normal,
+    normal_source,
 )
 from fsd.host.files import write_all
 from fsd.host.seam import Host
@@ -43,7 +43,7 @@ def download(
 
     A symlink given as source is followed, unless with `recursive`; those inside a tree are kept.
     """
-    where = normal(source)
+    where = normal_source(source)
     entry = files.stat(where, follow=not options.recursive)
     is_dir = bool(entry["is_dir"])
     if is_dir and not options.recursive:

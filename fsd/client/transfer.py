@@ -25,7 +25,7 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import COPY_PARALLEL
-from fsd.model.names import show, split_path
+from fsd.model.names import show, split_path, split_typed
 
 CHANGED_TRIES: Final = 3  # a local file that changes while copied is begun again so often
 
@@ -192,6 +192,12 @@ def normal(path: bytes) -> bytes:
     return b"/" + b"/".join(split_path(path))
 
 
+def normal_source(path: bytes) -> bytes:
+    """As `normal`, for what must be there: a slash at the end stays, which asks for a directory."""
+    parts = split_typed(path)
+    return b"/" + b"/".join(parts)
+
+
 def means_into(path: bytes) -> bool:
     """Whether a target as typed means "into this directory, under the source's name"."""
     return path.endswith(b"/") or os.path.basename(path) in (b".", b"..")
@@ -241,7 +247,7 @@ def copy_remote(
     progress: ProgressFn | None = None,
 ) -> CopyResult:
     """Copy within the server; file content is shared, not moved."""
-    origin = files.stat(normal(source))
+    origin = files.stat(normal_source(source))
     where = raw_path(origin)
     if origin["is_dir"] and not options.recursive:
         raise UsageError(f"{show(where)} is a directory", hint="copy it with -r")
@@ -307,7 +313,7 @@ def download_stream(
     Bytes already written stay written when an error is raised.
     """
     written = 0
-    for piece in files.read(normal(path), offset=offset, length=length):
+    for piece in files.read(normal_source(path), offset=offset, length=length):
         out.write(piece)
         written += len(piece)
     out.flush()

@@ -41,6 +41,12 @@ def split_path(path: bytes) -> list[bytes]:
     return parts
 
 
+def split_typed(path: bytes) -> list[bytes]:
+    """As `split_path`, with an empty last component where the path asks for a directory: `/a/`, `/a/.`."""
+    parts = split_path(path)
+    return [*parts, b""] if parts and path.endswith((b"/", b"/.")) else parts
+
+
 def show(name: bytes) -> str:
     """A name for people: UTF-8 where it is, else backslash escapes. Never raises."""
     return name.decode("utf-8", "backslashreplace")

@@ -65,7 +65,7 @@ async def take_lock(request: Request) -> Response:
     fs, who = await ctx.who(request)
     body, raw = await read_json(request)
     only(body, "path", "host", "command", "ttl_s")
-    path = b"/" + b"/".join(field_path(body, "path"))
+    path = b"/" + b"/".join(part for part in field_path(body, "path") if part)
     host, command, ttl = string(body, "host") or "", string(body, "command") or "", _ttl(body)
     call = idempotent_call(request, who.token_id, raw)
     service = ctx.service
@@ -113,7 +113,7 @@ async def list_conflicts(request: Request) -> Response:
     `count` only how many."""
     ctx = context(request)
     fs, _ = await ctx.who(request)
-    top = b"/" + b"/".join(path_of(request))
+    top = b"/" + b"/".join(part for part in path_of(request) if part)
     if query_flag(request, "count"):
         return json_response({"count": await ctx.run(lambda: ctx.service.conflicts.count(fs, top))})
     limit, after = query_limit(request), _cursor(request)

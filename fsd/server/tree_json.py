@@ -15,7 +15,7 @@ from starlette.requests import Request
 from fsd.model.attrs import Attr
 from fsd.model.errors import NotFound, TooLarge, UsageError
 from fsd.model.limits import PATH_BYTES_MAX
-from fsd.model.names import split_path
+from fsd.model.names import split_typed
 from fsd.model.times import rfc3339
 from fsd.service.entries import check_journal_id
 from fsd.service.retained import At
@@ -115,7 +115,7 @@ def _time(ns: int) -> str:
 
 
 def path_of(request: Request) -> list[bytes]:
-    """The components of the path at the end of the route, any bytes."""
+    """The components of the path at the end of the route, any bytes; as `split_typed`, for `tree.resolve`."""
     raw: bytes = request.scope["raw_path"]
     parts = raw.split(b"/", _PATH_AT)
     if any(b"%2f" in part.lower() for part in parts[:_PATH_AT]):
@@ -127,11 +127,11 @@ def path_of(request: Request) -> list[bytes]:
 def _split(path: bytes) -> list[bytes]:
     if len(path) > PATH_BYTES_MAX:
         raise TooLarge(f"a path of {len(path)} bytes, at most {PATH_BYTES_MAX}")
-    return split_path(path)
+    return split_typed(path)
 
 
 def field_path(body: Mapping[str, Any], name: str) -> list[bytes]:
-    """A path in a JSON body."""
+    """A path in a JSON body, as `path_of`."""
     return _split(field_bytes(body, name))
 
 

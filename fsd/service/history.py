@@ -169,7 +169,7 @@ def _looked_through(tx: Tx, fs: FsRef) -> Iterator[_State]:
 
 def _removed(tx: Tx, fs: FsRef, path: Path) -> int:
     """The inode of the file that was removed last under `path`, within the feed's time; else 0."""
-    if not path:
+    if not path or not path[-1]:  # the root, or a directory: those remembered are files
         return 0
     state = state_of(tx, fs)
     above = _look(tx, state, path[:-1])

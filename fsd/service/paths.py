@@ -31,7 +31,7 @@ from fsd.service.upload import Folded, Uploaded
 DIR_MODE: Final = 0o755
 FILE_MODE: Final = 0o644
 
-Path = Sequence[bytes]  # components (`model.names.split_path`)
+Path = Sequence[bytes]  # components (`model.names.split_typed`)
 Apply = Callable[[Tx, FsRef, list[ops.Op], Prepared | None], tuple[int, bool]]
 
 
@@ -139,6 +139,8 @@ class Paths:
             if fresh:
                 raise _exists(place.path, node)
             need_file(place)
+        elif place.slash:
+            raise _directory_named(place, errno.EISDIR)
         else:
             node = self._new_file(build, place, put)
         mtime = now if put.mtime_ns is None else put.mtime_ns
@@ -175,6 +177,8 @@ class Paths:
             need_file(place)
             if there.ino == node.ino:
                 raise PosixError(errno.EINVAL, "source and target are the same file")
+        elif place.slash:
+            raise _directory_named(place, errno.ENOTDIR)
         above = place.parent if there is not None else build.base(place)
         copy_file(tx, fs.id, build, node, above, place.name, there)
         return Plan(build.ops, place.path)
@@ -192,7 +196,8 @@ class Paths:
         uid: int | None = None,
         gid: int | None = None,
     ) -> Plan:
-        place = resolve(tx, fs.id, path, follow=parents, parents=parents)
+        named = path if not path or path[-1] else path[:-1]  # with or without the slash it is made
+        place = resolve(tx, fs.id, named, follow=parents, parents=parents)
         if place.node is not None:
             if parents and place.node.is_dir:
                 return Plan([], place.path)
@@ -216,10 +221,12 @@ class Paths:
         """With `overwrite` what is there goes, unless it is a directory."""
         if not target or len(target) > SYMLINK_MAX or b"\0" in target:
             raise UsageError(f"a symlink's target has 1 to {SYMLINK_MAX} bytes and no NUL")
-        place = resolve(tx, fs.id, path)
+        place = resolve(tx, fs.id, path, itself=True)
         check_revision(place, if_match)
         build = Builder(self._new_ino, self._host.wall_ns())
         there = place.node
+        if there is None and place.slash:
+            raise _directory_named(place, errno.ENOENT)
         if there is not None:
             if not overwrite or there.is_dir:
                 raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
@@ -232,9 +239,11 @@ class Paths:
     def hardlink(self, tx: Tx, fs: FsRef, source: Path, path: Path) -> Plan:
         origin = resolve(tx, fs.id, source)
         node = origin.need()
-        place = resolve(tx, fs.id, path)
+        place = resolve(tx, fs.id, path, itself=True)
         if place.node is not None:
             raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
+        if place.slash:
+            raise _directory_named(place, errno.ENOENT)
         if node.is_dir:
             raise PosixError(errno.EPERM, f"{show(origin.path)} is a directory, which has one name")
         build = Builder(self._new_ino, self._host.wall_ns())
@@ -243,8 +252,11 @@ class Paths:
 
     def rename(self, tx: Tx, fs: FsRef, source: Path, target: Path, *, overwrite: bool = True) -> Plan:
         """rename(2): a file over a file, a directory over an empty one; the rest the engine refuses."""
-        origin, place = resolve(tx, fs.id, source), resolve(tx, fs.id, target)
+        origin = resolve(tx, fs.id, source, itself=True)
+        place = resolve(tx, fs.id, target, itself=True)
         node, there = origin.need(), place.node
+        if place.slash and not node.is_dir:
+            raise _directory_named(place, errno.ENOTDIR)
         if node.ino == ROOT_INO or (there is not None and there.ino == ROOT_INO):
             raise PosixError(errno.EBUSY, "the root cannot be moved or replaced")
         if there is not None and not overwrite:
@@ -282,7 +294,7 @@ class Paths:
     ) -> Plan:
         """A file or an empty directory; with `recursive` the first REMOVE_CHUNK entries of a tree, deepest
         first, and `more` while some are left."""
-        place = resolve(tx, fs.id, path)
+        place = resolve(tx, fs.id, path, itself=True)
         node = place.need()
         check_revision(place, if_match)
         if node.ino == ROOT_INO:
@@ -455,6 +467,11 @@ def _exists(path: bytes, there: Attr, *, hint: str = "") -> Conflict:
         hint=hint,
         details={"errno": "EEXIST", "revision": f"{there.ino}:{there.cseq}"},
     )
+
+
+def _directory_named(place: Place, number: int) -> PosixError:
+    """What is no directory was to be made, or moved, where the path asks for one."""
+    return PosixError(number, f"{show(place.path)}/ names a directory", hint="leave out the slash at its end")
 
 
 def check_revision(place: Place, wanted: tuple[int, int] | None) -> None:

@@ -20,6 +20,7 @@ from fsd.model.limits import LINK_HOPS_MAX
 from fsd.model.names import check_name, show
 from fsd.service import namespace
 
+_NO_SLASH: Final = "without the slash at its end the path means what is there"
 _PAGE: Final = 256  # entries of a directory fetched at a time while walking
 
 
@@ -44,13 +45,15 @@ def child(tx: Tx, fs: int, parent: int, name: bytes, at: int | None = None) -> A
 class Place(NamedTuple):
     """Where a path leads. `path` is in one spelling, without symlinks where they were followed. `node` None:
     nothing is there, but its directory `parent` exists. The root is its own parent, under an empty name.
-    `missing` are the components below `parent` that do not exist, only with `parents` more than one."""
+    `missing` are the components below `parent` that do not exist, only with `parents` more than one.
+    `slash`: the path asks for a directory, and `node` is one or None."""
 
     path: bytes
     parent: Attr
     name: bytes
     node: Attr | None
     missing: tuple[bytes, ...] = ()
+    slash: bool = False
 
     def need(self) -> Attr:
         """The inode; raises `NotFound`."""
@@ -70,9 +73,13 @@ def resolve(
     *,
     follow: bool = False,
     parents: bool = False,
+    itself: bool = False,
     at: int | None = None,
 ) -> Place:
     """Walk from the root. Symlinks before the last component are followed, the last one with `follow`.
+
+    An empty component at the end asks for a directory there (`names.split_typed`); a symlink is followed for
+    it, unless the name `itself` is meant.
 
     With `parents` a path whose directories do not exist is a `Place` too. Raises `NotFound`, `PosixError`
     (ENOTDIR, ELOOP); a symlink to an absolute path leads out of the filesystem and is `NotFound`.
@@ -80,7 +87,9 @@ def resolve(
     root = inode(tx, fs, ROOT_INO, at)
     assert root is not None, "a filesystem has a root"
     stack: list[tuple[bytes, Attr]] = [(b"", root)]
-    todo = list(reversed(components))
+    slash = bool(components) and not components[-1]
+    todo = list(reversed(components[:-1] if slash else components))
+    follow = follow or (slash and not itself)
     hops = 0
     while todo:
         name = todo.pop()
@@ -97,17 +106,23 @@ def resolve(
             if b".." in todo or (todo and not parents):
                 raise no_such(path)
             missing = (name, *reversed(todo))
-            return Place(b"/".join((path, *missing[1:])), here, name, None, missing)
+            return Place(b"/".join((path, *missing[1:])), here, name, None, missing, slash)
         if stat.S_ISLNK(found.mode) and (todo or follow):
             hops += 1
             if hops > LINK_HOPS_MAX:
                 raise PosixError(errno.ELOOP, f"more than {LINK_HOPS_MAX} symlinks at {show(name)}")
-            todo += reversed(_target(stack, name, found))
+            behind = _target(stack, name, found)
+            if not behind[-1]:
+                behind.pop()
+                slash = slash or not todo
+            todo += reversed(behind)
             continue
         stack.append((name, found))
     name, node = stack[-1]
+    if slash and not node.is_dir:
+        raise PosixError(errno.ENOTDIR, f"{show(_path(stack))} is no directory", hint=_NO_SLASH)
     parent = stack[-2][1] if len(stack) > 1 else node
-    return Place(_path(stack), parent, name, node)
+    return Place(_path(stack), parent, name, node, slash=slash)
 
 
 def _path(stack: list[tuple[bytes, Attr]]) -> bytes:
@@ -122,7 +137,8 @@ def _target(stack: list[tuple[bytes, Attr]], name: bytes, link: Attr) -> list[by
             f"the symlink {show(where)} leads to {show(target)}, which is outside of this filesystem",
             details={"errno": "ENOENT"},
         )
-    return [part for part in target.split(b"/") if part not in (b"", b".")]
+    parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+    return [*parts, b""] if target.endswith((b"/", b"/.")) or not parts else parts
 
 
 class Walked(NamedTuple):
