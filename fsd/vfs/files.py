@@ -49,7 +49,7 @@ class FileCalls(NameCalls):
         self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int, umask: int = 0
     ) -> tuple[Inode, int]:
         """Make and open a regular file (counts one lookup). `umask` is taken off `mode`; see `make`. ESTALE
-        without O_EXCL where the name means something: the kernel has not heard of that yet, and looks again."""
+        without O_EXCL where the name means something: the kernel did not know of that, and looks again."""
         if not flags & os.O_EXCL and self.child(self.core.nodes.directory(parent), name) is not None:
             raise PosixError(errno.ESTALE, "the name means something by now")
         node = self.make(parent, name, 0o100000 | mode & 0o7777, uid, gid, umask=umask)

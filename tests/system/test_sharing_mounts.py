@@ -200,6 +200,39 @@ def test_tail_on_another_mount_shows_each_line_once_and_soon(
     assert max(late) < 30.0, late
 
 
+def test_an_open_that_may_make_the_file_opens_what_another_mount_has_just_made(
+    server: Server, mounted: Callable[..., Sandbox]
+) -> None:
+    """The daemon has heard of the name and the kernel, whose directory others are busy in, has not."""
+    fs = server.create()
+    a, b = mounted("a", fs), mounted("b", fs)
+    over = threading.Event()
+
+    def work(number: int) -> None:
+        for turn in range(10**9):
+            path = b.mountpoint / f"busy{number}-{turn % 20}"
+            path.touch()
+            path.unlink()
+            if over.is_set():
+                return
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(60):
+            name = f"f{number}"
+            assert not (b.mountpoint / name).exists()
+            with (a.mountpoint / name).open("w") as file:
+                os.fsync(file.fileno())
+            for _ in range(20):
+                os.close(os.open(b.mountpoint / name, os.O_RDWR | os.O_CREAT))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_an_open_asks_where_that_was_wanted(server: Server, mounted: Callable[..., Sandbox]) -> None:
     """`--consistency open`: the feed is cut off, and yet each open shows what was closed before it."""
     fs = server.create()
