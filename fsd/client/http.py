@@ -284,16 +284,18 @@ class Http:
         return reply
 
     def retried(self, once: Callable[[], T], tries: Tries | None = None) -> T:
-        """`once` again while it fails with a retryable error and time remains (tries back off, doubling). The
-        time of tries that ended in silence is counted in `tries` instead."""
-        deadline = self.host.monotonic() + self.options.retry_for
+        """`once` again while it fails with a retryable error and time remains (tries back off, doubling),
+        counted from the first that failed: a long one was at work, or paused with its sandbox. The time of
+        tries that ended in silence is counted in `tries` instead."""
+        deadline: float | None = None
         delay, faults = BACKOFF_FIRST, 0
         while True:
             try:
                 return once()
             except FsdError as exc:
                 faults += not isinstance(exc, Unavailable)
-                if tries is not None and isinstance(exc.__cause__, Silence) and tries.silent():
+                silent = tries is not None and isinstance(exc.__cause__, Silence) and tries.silent()
+                if deadline is None or silent:
                     deadline = self.host.monotonic() + self.options.retry_for
                 hopeless = isinstance(exc.__cause__, ssl.SSLCertVerificationError)
                 late = self.host.monotonic() + delay > deadline

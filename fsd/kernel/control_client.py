@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from fsd.model.limits import CONTROL_LINE_MAX
 CONNECT_TIMEOUT: Final = 5.0
 # How much later than the time a command gave its daemon must have said that it is over.
 LATE: Final = 10.0
+_PIECE: Final = 1 << 16
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 Progress = Callable[[dict[str, Any]], None]
@@ -72,26 +74,54 @@ def request(
     try:
         sock.settimeout(timeout)
         sock.sendall(json.dumps({"verb": verb, "args": args or {}}).encode() + b"\n")
-        with sock.makefile("rb") as lines:
-            while True:
-                raw = lines.readline(CONTROL_LINE_MAX)
-                if not raw.endswith(b"\n"):
-                    raise InternalError(f"the daemon ended while it answered {verb!r}")
-                answer = json.loads(raw)
-                if "progress" in answer:
-                    if progress is not None:
-                        progress(answer["progress"])
-                elif "ok" in answer:
-                    ok: dict[str, Any] = answer["ok"]
-                    return ok
-                else:
-                    raise from_body(answer, 500)
+        for raw in _lines(sock, timeout):
+            answer = json.loads(raw)
+            if "progress" in answer:
+                if progress is not None:
+                    progress(answer["progress"])
+            elif "ok" in answer:
+                ok: dict[str, Any] = answer["ok"]
+                return ok
+            else:
+                raise from_body(answer, 500)
+        raise InternalError(f"the daemon ended while it answered {verb!r}")
     except TimeoutError as exc:
         raise _silent(sock, f"the daemon did not answer {verb!r} within {timeout:g} s") from exc
     except (OSError, ValueError) as exc:
         raise InternalError(f"the control socket broke while it answered {verb!r}: {exc}") from exc
     finally:
         sock.close()
+
+
+def _lines(sock: socket.socket, timeout: float | None) -> Iterator[bytes]:
+    """What arrives, line by line, until the other side ends. `TimeoutError` after so long a silence."""
+    held = bytearray()
+    while len(held) <= CONTROL_LINE_MAX:
+        line, end, rest = held.partition(b"\n")
+        if end:
+            held = rest
+            yield bytes(line)
+            continue
+        _await(sock, timeout)
+        got = sock.recv(_PIECE)
+        if not got:
+            return
+        held += got
+    raise ValueError("a line without an end")
+
+
+def _await(sock: socket.socket, timeout: float | None) -> None:
+    """Until something arrives. Looked at piece by piece: of the time in which this process did not run (a
+    paused sandbox, the daemon with it) no more than one counts."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    left = timeout if timeout is not None else float("inf")
+    while left > 0:
+        piece = min(left, 1.0)
+        if poll.poll(piece * 1000):
+            return
+        left -= piece
+    raise TimeoutError
 
 
 def _silent(sock: socket.socket, text: str) -> Unavailable:

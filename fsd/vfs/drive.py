@@ -51,6 +51,8 @@ class Driver:
             except FsdError as exc:
                 result = exc
             self.volume.finish(job, result)
+            if self.told is not None and not isinstance(result, FsdError):
+                self.told(f"{counted(len(self.volume.core.queue), 'operation')} of an earlier run to send")
         return bool(jobs)
 
     def until(self, want: Want) -> None:
@@ -64,8 +66,6 @@ class Driver:
                 now_at = (volume.committer.committed_ops, volume.core.acked)
                 if now_at != mark or not volume.core.reason:
                     since, mark = host.monotonic(), now_at
-                    if self.told is not None:
-                        self.told(f"{counted(len(volume.core.queue), 'operation')} of an earlier run to send")
                 continue
             now = host.monotonic()
             full = volume.core.no_space

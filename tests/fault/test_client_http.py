@@ -188,3 +188,25 @@ def test_close_ends_the_waiting_between_tries() -> None:
         http.close()
         with pytest.raises(Unavailable):
             http.send("PUT", "/x", BytesBody(b"x"), headers={})
+
+
+def test_a_long_try_that_fails_is_tried_again() -> None:
+    """It was at work, or the sandbox stood still meanwhile: how long failed tries go on is another time."""
+    now = [1000.0]
+    host = replace(Host(), monotonic=lambda: now[0])
+    token = make(host, "fs_aaaaaaaaaaaaaaaaaaaa", "tok", {"local": "http://127.0.0.1:1"})
+    http = Http(data_identity(Claim(token=token.text())), host, HttpOptions(retry_for=8.0))
+    tries: list[float] = []
+
+    def once(takes: float, fails: int) -> str:
+        tries.append(now[0])
+        now[0] += takes
+        if len(tries) <= fails:
+            raise Unavailable("the connection was cut")
+        return "done"
+
+    assert http.retried(lambda: once(600.0 if not tries else 0.1, 2)) == "done"
+    tries.clear()
+    with pytest.raises(Unavailable):
+        http.retried(lambda: once(5.0, 100))
+    assert len(tries) == 3, "the first fails at 5 s, the third at 15: more than 8 s later"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +63,39 @@ def test_a_stopped_daemon_is_told_as_such(silent: tuple[Path, int]) -> None:
     with pytest.raises(Unavailable, match=f"the process {pid} is stopped") as told:
         control_client.request(path, "status", timeout=0.1)
     assert f"kill -CONT {pid}" in told.value.hint
+
+
+PAUSED = """
+import sys
+import time
+from pathlib import Path
+from fsd.kernel.control_client import request
+print(request(Path(sys.argv[1]), "drain", timeout=float(sys.argv[2])))
+"""
+
+
+@pytest.mark.long
+def test_a_command_in_a_paused_sandbox_goes_on_after_it(tmp_path: Path) -> None:
+    """Command and daemon stood still for longer than a silence may be; the answer comes right after."""
+    limit = 20.0
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        listener.listen()
+        argv = [sys.executable, "-c", PAUSED, str(path), str(limit)]
+        command = subprocess.Popen(argv, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+        try:
+            peer, _ = listener.accept()
+            with peer:
+                assert peer.recv(1000).endswith(b"\n")
+                os.kill(command.pid, signal.SIGSTOP)
+                paused = time.monotonic()
+                wait_for(lambda: time.monotonic() - paused > limit + 1, limit + 60, "the pause", every=0.5)
+                os.kill(command.pid, signal.SIGCONT)
+                peer.sendall(b'{"progress": {"text": "x"}}\n{"progress"')
+                peer.sendall(b': {"text": "y"}}\n{"ok": {"status": "drained"}}\n')
+                out, _ = command.communicate(timeout=60)
+        finally:
+            command.kill()
+            command.wait(60)
+    assert (command.returncode, out) == (0, b"{'status': 'drained'}\n")
