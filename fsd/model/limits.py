@@ -160,6 +160,7 @@ SIBLINGS_BYTES: Final = 2 * MIB
 BLOB_MEMORY: Final = 10 * MIB  # bytes of blobs a mount keeps decoded
 RECENT_SOURCES: Final = 8192  # of committed blobs it can make again from its log
 LOG_KEPT: Final = 2  # so many segments' worth of the log stays readable after it was deleted
+LOG_LAZY: Final = 6  # segments' worth of the log, or half its bound, is freed only while nothing is under way
 FLUSH_AGE: Final = 2.0
 HOLD_MAX: Final = 300.0  # seconds a truncated file that is still being written is kept from being sent
 FLUSH_BYTES: Final = 8 * MIB  # so much of one file, or of closed ones, is flushed without waiting for its age

@@ -99,6 +99,7 @@ class Calls:
         self.disk_again = 0.0
         self.disk_freed = 0
         self.limit = core.capacity()
+        core.lazy = self.limit // 2
 
     # nodes -------------------------------------------------------------------------------------------
     def current(self, node: Inode) -> Inode:

@@ -15,7 +15,7 @@ from typing import Final
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import DiskFailed, FsdError, HistoryChanged, LeaseLost, NoSpace
-from fsd.model.limits import BLOCK, MIB
+from fsd.model.limits import BLOCK, MIB, SEGMENT
 from fsd.model.space import NOMINAL
 from fsd.vfs.blocklists import BlockLists
 from fsd.vfs.content import Flight
@@ -116,6 +116,7 @@ class Core:
         self.sync_job: SyncJob | None = None
         self.free_to = 0
         self.renew_at = RENEW
+        self.lazy = SEGMENT  # bytes of the log above which it is freed while changes are on their way
         self.dead_jobs = 0  # running jobs whose flight was given up: they may still read the log
 
     # time and numbers --------------------------------------------------------------------------------
@@ -285,10 +286,17 @@ class Core:
                 self.disk_full(self.disk_failed(exc))
                 return
             oldest = self.log.tail
-        if self.log.freeable(oldest):
+        if self.log.freeable(oldest) and (renew_at is not None or self._worth_a_sync()):
             self.sync_job = self.log.begin_sync()
             self.free_to = oldest
             self.jobs.append(self.sync_job)
+
+    def _worth_a_sync(self) -> bool:
+        """Whether segments are to be freed now. Before that the whole log is made durable: what a disk takes
+        for 64 MiB and more, on one that the server may share, by a worker that could send something. While
+        changes are on their way that waits until much has come together, or the room is needed."""
+        busy = bool(self.dirty) or len(self.queue) > 0
+        return not busy or self.no_space is not None or self.log.used > min(self.lazy, self.log.much)
 
     def synced(self, job: SyncJob, error: FsdError | None) -> None:
         """A sync ended: what it made unneeded goes."""

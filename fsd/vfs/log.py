@@ -21,7 +21,7 @@ from fsd.host.crc import crc32
 from fsd.host.files import fsync_dir, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
-from fsd.model.limits import LOG_KEPT, MIB, SEGMENT
+from fsd.model.limits import LOG_KEPT, LOG_LAZY, MIB, SEGMENT
 from fsd.remote.api import Remote
 from fsd.vfs.segments import HEAD, HEAD_CRC, HEAD_LEN, MARKER, NAME, legible, segments
 from fsd.vfs.segments import STATE as STATE
@@ -260,6 +260,11 @@ class Log:
         """Bytes of records in all segments kept (what `--buffer-size` bounds)."""
         own = self._at if self._begun else 0
         return own + sum(n for s, n in self._sizes.items() if not self._begun or s != self._segment)
+
+    @property
+    def much(self) -> int:
+        """So many bytes are freed although changes are on their way."""
+        return LOG_LAZY * self._segment_size
 
     def must_rotate(self, length: int) -> bool:
         """Whether a payload of `length` needs a new segment first."""

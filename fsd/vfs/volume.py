@@ -135,6 +135,7 @@ class Volume(CopyCalls):
             self.limit_at = now + 1.0
             self.limit = core.capacity()
             core.renew_at = min(RENEW, self.limit // 4)
+            core.lazy = self.limit // 2
         if core.age_at is not None and core.age_at <= now and self.flusher.round_until is None:
             core.age_at = None
             self.flusher.start_round(now, everything=False)
