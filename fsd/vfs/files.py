@@ -180,10 +180,11 @@ class FileCalls(NameCalls):
             return log.read(runs[0].pos, size)
         if not runs and (found := self.lone_piece(handle, content, offset, size)) is not None:
             return found
-        out = bytearray(size)
         covered = sum(run.end - run.start for run in runs if run.ref is None)
-        if covered < size:
-            self.stored_bytes(handle, content, offset, out, runs)
+        stored = self.stored_views(handle, content, offset, size, runs) if covered < size else ()
+        out = bytearray(size)  # after the last that may park: a megabyte of zeros is not for nothing
+        for at, view in stored:
+            out[at : at + len(view)] = view
         for start, end, pos, ref in runs:
             if ref is None:
                 out[start - offset : end - offset] = log.read(pos, end - start)
@@ -207,13 +208,13 @@ class FileCalls(NameCalls):
         self.read_ahead(handle, content, offset, offset + size)
         return data[found[0].boff : found[0].boff + size]
 
-    def stored_bytes(
-        self, handle: Handle, content: Content, offset: int, out: bytearray, runs: Sequence[Run]
-    ) -> None:
-        """Put what the base contributes into `out`, and what `runs` name of blobs; parks for such as are not
-        in memory."""
+    def stored_views(
+        self, handle: Handle, content: Content, offset: int, size: int, runs: Sequence[Run]
+    ) -> list[tuple[int, memoryview]]:
+        """What the base contributes and what `runs` name of blobs, with their places from `offset` on, later
+        ones over earlier; parks for blobs that are not in memory."""
         plan: list[tuple[int, int, int, bytes]] = []
-        end = offset + len(out)
+        end = offset + size
         lacking: set[bytes] = set()
         have: dict[bytes, bytes] = {}
         for index in range(offset // BLOCK, (end - 1) // BLOCK + 1):
@@ -243,8 +244,7 @@ class FileCalls(NameCalls):
             if not coming:
                 self.siblings.missed(handle.node)
             raise Park(want)
-        for at, length, boff, digest in plan:
-            out[at : at + length] = memoryview(have[digest])[boff : boff + length]
+        return [(at, memoryview(have[digest])[boff : boff + length]) for at, length, boff, digest in plan]
 
     def read_ahead(self, handle: Handle, content: Content, offset: int, end: int) -> None:
         """A sequential reader finds the next blocks already on their way: few at first, and later half of

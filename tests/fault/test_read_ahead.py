@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.client import Client, Clock
 
 from fsd.model.limits import BLOCK, KIB
 from fsd.vfs.loads import READ_AHEAD
+from fsd.vfs.types import Park
 
 BLOCKS = 24
 TAIL = 5000
@@ -64,6 +66,24 @@ def test_a_whole_block_at_hand_is_given_without_a_copy(reader: tuple[Client, int
     assert client.call(lambda v: v.read(fh, 0, BLOCK)) is first
     assert client.call(lambda v: v.read(fh, 3, BLOCK)) == data[3 : BLOCK + 3]
     assert client.call(lambda v: v.read(fh, BLOCKS * BLOCK, BLOCK)) == data[-TAIL:]
+    client.volume.release(fh)
+
+
+@pytest.mark.parametrize("at", [0, BLOCK, 5 * BLOCK + 7])
+def test_a_read_that_has_to_wait_makes_no_room_for_its_bytes(
+    reader: tuple[Client, int, bytes], at: int
+) -> None:
+    client, ino, data = reader
+    fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Park):
+            client.volume.read(fh, at, BLOCK)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < BLOCK // 4
+    assert client.call(lambda v: v.read(fh, at, BLOCK)) == data[at : at + BLOCK]
     client.volume.release(fh)
 
 
