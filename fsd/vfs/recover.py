@@ -18,6 +18,7 @@ from fsd.model.blocks import Parts, decode
 from fsd.model.errors import NotDrained, Unavailable, UsageError
 from fsd.model.names import recovered_name, show
 from fsd.model.ops import CREATE, Create, Setattr
+from fsd.model.words import counted
 from fsd.remote.api import Remote
 from fsd.vfs.aside import put_aside
 from fsd.vfs.build import FROM_LOG
@@ -70,6 +71,13 @@ class Report:
         if self.damaged:
             found.append(
                 f"{len(self.damaged)} files lost bytes when the machine stopped: {self.damaged[0]}, …"
+            )
+        if self.refused:
+            what = counted(self.refused, "change")
+            verb = "is" if self.refused == 1 else "are"
+            found.append(
+                f"{what} of an earlier run could not be sent and {verb} kept: `fsd recover` with this "
+                f"mount's path says more"
             )
         return found
 
