@@ -250,9 +250,11 @@ class _Audit:
 
     def fork(self) -> None:
         """Its base is pinned; while it reads its origin's rows, so are those, and it has nothing else."""
-        base, base_pin, origin, origin_pin = self.all(
-            "SELECT base, base_pin, origin, origin_pin FROM fork WHERE fs=?"
-        )[0]
+        rows = self.all("SELECT base, base_pin, origin, origin_pin FROM fork WHERE fs=?")
+        if not rows:
+            self.say("frozen", "fork", "what it was made from is known, its row of forks is lost")
+            return
+        base, base_pin, origin, origin_pin = rows[0]
         kept = self.tx.one("SELECT seq FROM pin WHERE id=? AND fs=?", (base_pin, self.fs.id))
         if kept != (base,) or not self.first <= base <= self.seq:
             self.say("frozen", "fork", f"its base {base} is not pinned")

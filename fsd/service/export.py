@@ -192,8 +192,9 @@ def _header(path: bytes, attr: Attr, kind: bytes, first: bytes | None) -> bytes:
     if kind in (tarfile.CHRTYPE, tarfile.BLKTYPE):
         info.devmajor, info.devminor = _device(attr.rdev)
     more = dict(_extended(attr))
-    if attr.mtime > 0 and attr.mtime % 10**9:
-        more["mtime"] = f"{attr.mtime // 10**9}.{attr.mtime % 10**9:09d}"
+    if attr.mtime % 10**9:
+        sign, whole = "-" if attr.mtime < 0 else "", abs(attr.mtime)
+        more["mtime"] = f"{sign}{whole // 10**9}.{whole % 10**9:09d}"
     info.pax_headers = more
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
@@ -206,7 +207,9 @@ def _extended(attr: Attr) -> Iterator[tuple[str, str]]:
             if shown is not None:
                 yield f"SCHILY.acl.{name.rpartition(b'_')[2].decode()}", acl.text(shown)
         else:
-            yield f"SCHILY.xattr.{_text(name)}", _text(value)
+            # A record ends its keyword with "="; GNU tar writes and reads such names so.
+            keyword = name.replace(b"%", b"%25").replace(b"=", b"%3D")
+            yield f"SCHILY.xattr.{_text(keyword)}", _text(value)
 
 
 def _device(rdev: int) -> tuple[int, int]:

@@ -171,8 +171,11 @@ class _Work:
         for digest, have in self.all("SELECT hash, refs FROM blob WHERE fs=? ORDER BY hash"):
             wanted = refs.get(digest, 0)
             if have != wanted:
+                what = f"refs {have} becomes {wanted}"
+                if not wanted:  # the count may be all that is left of a row that was lost
+                    what += ": the sweep takes it then; leave it while a file reads zeros that it should not"
                 self.do(
-                    Step("counted", f"blob {digest.hex()}", f"refs {have} becomes {wanted}"),
+                    Step("counted", f"blob {digest.hex()}", what),
                     "UPDATE blob SET refs=? WHERE fs=? AND hash=?",
                     *(wanted, self.fs.id, digest),
                 )

@@ -78,6 +78,17 @@ def test_a_lost_block_row_is_told_by_what_it_named(bench: SweepBench) -> None:
     assert any("storage_bytes" in one for one in look(bench))
 
 
+def test_a_fork_whose_row_is_lost_is_told(bench: SweepBench) -> None:
+    service = bench.service
+    made = service.db.write(lambda tx: service.forks.create(tx, bench.fs, "f", []))
+    fork = service.filesystems.get(made["file_system_id"])
+    service.forks.finish(fork)
+    assert audit(service.db, fork) == []
+    change(bench, "DELETE FROM fork WHERE fs=?", fork.id)
+    assert any("its row of forks is lost" in one.what for one in audit(service.db, fork))
+    service.db.write(lambda tx: service.filesystems.delete(tx, fork.name))
+
+
 def mend(bench: SweepBench) -> repair.Repair:
     service = bench.service
     planned = repair.plan(service.db, service.store, bench.fs)

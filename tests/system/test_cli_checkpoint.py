@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,18 @@ def test_an_export_that_is_cut_off_is_no_success(server: Server) -> None:  # noq
     inside_cat = inside("checkpoint", "cat", name, "/b", env=fs.env)
     assert inside_cat.code == 1
     assert inside("checkpoint", "cat", name, "/a", env=fs.env).out == b"fine"
+
+
+def test_tar_reads_odd_times_and_names(shared_fs: TestFs, tmp_path: Path) -> None:
+    times = {"a": -1, "b": -123456789012345678, "c": 1, "d": 4 * 10**18, "e": -(10**9), "f": 0}
+    for name, ns in times.items():
+        assert shared_fs.ask("PUT", f"/files/odd/{name}?parents=1&mtime_ns={ns}", b"x").status == 200
+    given = {"action": "setxattr", "path": "/odd/a", "name": "user.x=y%", "value_b64": "dj0K"}
+    assert shared_fs.ask("POST", "/actions", given).status == 200
+    archive = tmp_path / "odd.tar"
+    archive.write_bytes(shared_fs.ask("GET", "/export/odd").body)
+    subprocess.run(["tar", "-xf", archive, "-C", tmp_path], check=True, capture_output=True)
+    assert {name: (tmp_path / "odd" / name).stat().st_mtime_ns for name in times} == times
+    with tarfile.open(archive) as tar:
+        # As GNU tar writes it: a keyword ends with its first "=".
+        assert tar.getmember("odd/a").pax_headers["SCHILY.xattr.user.x%3Dy%25"] == "v=\n"
