@@ -149,7 +149,9 @@ def unmount(
     *,
     lazy: bool = False,
 ) -> dict[str, Any]:
-    """Drain, detach, and wait until the daemon has ended.
+    """Drain, detach, and wait until the daemon has ended. A place that a mount was bound to (`mount --bind`,
+    a container's volume) is detached alone, and the answer says where the mount goes on: umount(8) comes
+    here for each of them, since the kernel lists all with one source.
 
     Raises `Busy` (still mounted), `NotDrained` (detached; the rest is kept), `NotFound` (nothing mounted).
     """
@@ -160,6 +162,11 @@ def unmount(
     record = directory.find(resolved)
     directory = directory.home(record)
     _step_out(resolved)
+    if str(resolved) != record.mountpoint and mountpoint.still_listed(Path(record.mountpoint), record.source):
+        mountpoint.detach(resolved, lazy=lazy)
+        if mountpoint.still_listed(resolved, record.source):
+            raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
+        return {"status": "unmounted", "still_mounted_at": record.mountpoint}
     remains.free(record.pid, resolved, record.source)
     try:
         answer = request(

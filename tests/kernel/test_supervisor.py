@@ -22,6 +22,7 @@ from support.wait import wait_for
 from fsd.host.seam import Host
 from fsd.kernel import beneath, runtime, unmount
 from fsd.kernel.control_client import connect
+from fsd.kernel.mountpoint import mounted_at
 from fsd.model.errors import Busy, NotDrained, NotFound
 from fsd.model.limits import RESTARTS_MAX
 
@@ -329,6 +330,34 @@ def test_unmount_waits_a_moment_for_a_user_nobody_sees(tiny: Tiny) -> None:
         gone.join()
         ours.close()
     assert not tiny.listed()
+
+
+@pytest.mark.root
+def test_a_bound_place_is_unmounted_alone(tiny: Tiny) -> None:
+    """umount(8) calls `fsd unmount` for it, as for the mount: the mount and its daemon go on."""
+    assert tiny.start().returncode == 0
+    (tiny.place / "d").mkdir()
+    (tiny.place / "f").write_bytes(b"x")
+    elsewhere = tiny.base / "elsewhere"
+    elsewhere.mkdir()
+    for inside, outside in (("d", elsewhere), (".", elsewhere), ("f", tiny.place / "bound")):
+        if inside == "f":
+            outside.touch()
+        subprocess.run(["mount", "--bind", tiny.place / inside, outside], check=True, timeout=30)
+        used = os.open(outside, os.O_RDONLY)
+        try:
+            with pytest.raises(Busy):
+                unmount.unmount(outside, tiny.directory, 30, say, Host())
+        finally:
+            os.close(used)
+        answer = unmount.unmount(outside, tiny.directory, 30, say, Host())
+        assert answer == {"status": "unmounted", "still_mounted_at": str(tiny.place)}
+        assert not mounted_at(outside)
+        assert tiny.listed()
+        assert tiny.alive()
+    assert (tiny.place / "f").read_bytes() == b"x"
+    assert unmount.unmount(tiny.place, tiny.directory, 30, say, Host())["status"] == "unmounted"
+    assert not tiny.alive()
 
 
 def test_umount_by_anybody_ends_both_and_restarts_nothing(tiny: Tiny) -> None:
