@@ -154,7 +154,9 @@ class World(Client):
         if name in where.names:
             self.expect(
                 errno.EEXIST,
-                lambda: self.call(lambda v: v.create(self.ino(where), name, 0o644, 0, 0, os.O_RDWR)),
+                lambda: self.call(
+                    lambda v: v.create(self.ino(where), name, 0o644, 0, 0, os.O_RDWR | os.O_EXCL)
+                ),
             )
             return
         append = os.O_APPEND if self.rng.random() < 0.2 else 0
