@@ -21,7 +21,15 @@ from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
-from fsd.kernel.requests import EVERY_GROUP, Change, changes_owner, may_keep_bits, newest, take_forgotten
+from fsd.kernel.requests import (
+    EVERY_GROUP,
+    Change,
+    acts_as_owner,
+    changes_owner,
+    may_keep_bits,
+    newest,
+    take_forgotten,
+)
 from fsd.model.acl import NAMES
 from fsd.model.errors import FsdError, PosixError, Unavailable
 from fsd.vfs.node import Inode
@@ -222,11 +230,12 @@ class FsdOperations(pyfuse3.Operations):
         change: Change | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        kills, chowns = None if change is None else change.kills, None
+        kills, chowns, by = None if change is None else change.kills, None, ctx.uid
         if sets_nothing(fields):
             chowns = changes_owner(ctx.pid)
             if change is not None:  # of such a request the kernel does not say it
                 kills = not may_keep_bits(ctx.pid, ctx.uid)
+                by = 0 if chowns and acts_as_owner(ctx.pid, ctx.uid) else ctx.uid
         inode = self._volume.setattr(
             self._ino(nodeid),
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
@@ -235,7 +244,7 @@ class FsdOperations(pyfuse3.Operations):
             size=attr.st_size if fields.update_size else None,
             atime=attr.st_atime_ns if fields.update_atime else None,
             mtime=attr.st_mtime_ns if fields.update_mtime else None,
-            by=ctx.uid,
+            by=by,
             groups=functools.partial(_groups if kills is None or fields.update_size else _as_owner, ctx),
             kills=kills,
             chowns=chowns,

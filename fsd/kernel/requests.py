@@ -20,6 +20,7 @@ INIT: Final = 26
 KILLS: Final = 1
 FROM_PAGES: Final = 2
 EVERY_GROUP: Final = range(1 << 32)
+_CAP_FOWNER: Final = 1 << 3
 _CAP_FSETID: Final = 1 << 4
 _INITIAL: Final = "user:[4026531837]"  # the user namespace all others descend from, on every Linux
 # The numbers of chown, fchown, lchown and fchownat.
@@ -51,12 +52,22 @@ def status(pid: int) -> dict[str, str]:
 
 
 def may_keep_bits(pid: int, uid: int) -> bool:
-    """Whether a thread has CAP_FSETID where it counts: whoever makes a user namespace has all capabilities in
+    """Whether a thread has CAP_FSETID."""
+    return _has(pid, uid, _CAP_FSETID)
+
+
+def acts_as_owner(pid: int, uid: int) -> bool:
+    """Whether a thread has CAP_FOWNER."""
+    return _has(pid, uid, _CAP_FOWNER)
+
+
+def _has(pid: int, uid: int, capability: int) -> bool:
+    """Whether a thread has a capability where it counts: whoever makes a user namespace has all of them in
     that. Of one that is not seen from here, whether it is root's."""
     held = status(pid).get("CapEff")
     if held is None:
         return uid == 0
-    return bool(int(held, 16) & _CAP_FSETID) and _initial(pid, uid)
+    return bool(int(held, 16) & capability) and _initial(pid, uid)
 
 
 def _initial(pid: int, uid: int) -> bool:

@@ -22,7 +22,7 @@ HERE = Path(__file__).parents[1]
 CORNERS = [
     f"{change} to nobody else, by {who}, {mode}, with a capability"
     for change in ("chown", "chown another's handle")
-    for who in ("member", "stranger")
+    for who in ("member", "stranger", "stranger in a namespace")
     for mode in ("6777", "6766", "4777", "2767")
 ]
 Boxes = Callable[..., Sandbox]

@@ -150,7 +150,7 @@ CHANGES: Final[dict[str, Change]] = {
 }
 # Of these people, unless all is asked for, only what concerns what they have.
 _OF: Final = {
-    "stranger with CAP_FOWNER": ("write", "truncate", "chmod"),
+    "stranger with CAP_FOWNER": ("write", "truncate", "chmod", "chown to nobody else"),
     "stranger in a namespace": ("write", "copy in", "allocate", "punch a hole", "open and empty"),
 }
 # Of no others is anything open beside what the change opens.
