@@ -98,6 +98,9 @@ class Replay:
         self.wire = WireMap()
         self.files: dict[int, Past] = {}
         self.ops: dict[int, Op | Flown | Reserved] = {}
+        # Content operations by file, also those that are not in `ops` any more: `contents` is asked for each
+        # file, and a look through all operations each time took hours for a hundred thousand files.
+        self._contents: dict[int, set[int]] = {}
         self.positions: dict[int, int] = {}
         self.dropped: set[int] = set()
         self.unnamed: dict[int, Past] = {}  # made without a name; what they were is lost if they get none
@@ -199,8 +202,8 @@ class Replay:
     def contents(self, ino: int) -> list[Flown | Reserved]:
         """The content operations of a file that are not acknowledged, in order."""
         found: list[Flown | Reserved] = []
-        for opno in sorted(self.ops):
-            item = self.ops[opno]
+        for opno in sorted(self._contents.get(ino, ())):
+            item = self.ops.get(opno)
             if (isinstance(item, Flown) and item.op.ino == ino) or (
                 isinstance(item, Reserved) and item.ino == ino
             ):
@@ -324,6 +327,8 @@ class Replay:
 
     def _number(self, opno: int, op: Op | Flown | Reserved, record: Record) -> None:
         self.ops[opno] = op
+        if isinstance(op, Flown | Reserved):
+            self._contents.setdefault(op.op.ino if isinstance(op, Flown) else op.ino, set()).add(opno)
         self.positions.setdefault(opno, record.pos)
         self.top = max(self.top, opno)
 
