@@ -21,6 +21,7 @@ from fsd.model.names import show
 from fsd.service.access import FsRef
 from fsd.service.audit_contract import audit_contract, name_references
 from fsd.service.audit_leases import audit_leases
+from fsd.service.audit_states import audit_states
 
 _KEYS: Final = {"inode": "ino", "dentry": "parent, name", "block": "ino, idx"}
 
@@ -87,6 +88,7 @@ class _Audit:
         self.dropped()
         if self.copied:
             self.tree()
+            audit_states(self.tx, self.fs, self.say)
         self.content()
         audit_contract(self.tx, self.fs, self.say)
         audit_leases(self.tx, self.fs, self.say)

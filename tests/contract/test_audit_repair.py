@@ -78,6 +78,67 @@ def test_a_lost_block_row_is_told_by_what_it_named(bench: SweepBench) -> None:
     assert any("storage_bytes" in one for one in look(bench))
 
 
+LOST_FROM_A_STATE = {
+    "version of a file": (
+        "DELETE FROM inode WHERE fs=? AND died<? AND ino=(SELECT ino FROM dentry d "
+        "WHERE d.fs=inode.fs AND d.name=?)",
+        b"both",
+        "it has no row, and names",
+    ),
+    "name": ("DELETE FROM dentry WHERE fs=? AND died<? AND name=?", b"gone", "it has 0 names"),
+    "removed file": (
+        "DELETE FROM inode WHERE fs=? AND died<? AND ino=(SELECT ino FROM dentry d "
+        "WHERE d.fs=inode.fs AND d.name=?)",
+        b"gone",
+        "it has no row, and names",
+    ),
+    "directory": (
+        "DELETE FROM inode WHERE fs=? AND died<? AND ino=(SELECT ino FROM dentry d "
+        "WHERE d.fs=inode.fs AND d.name=?)",
+        b"removed",
+        "it has no row, and names",
+    ),
+    "name of a directory": (
+        "DELETE FROM dentry WHERE fs=? AND died<? AND name=?",
+        b"removed",
+        "a directory has 0 names",
+    ),
+    "block that came elsewhere": (
+        "UPDATE block SET ino=1 WHERE fs=? AND died<? AND ino=(SELECT ino FROM dentry d "
+        "WHERE d.fs=block.fs AND d.name=?)",
+        b"both",
+        "it is of no regular file",
+    ),
+    "file that was longer": (
+        "UPDATE inode SET size=5 WHERE fs=? AND died<? AND ino=(SELECT ino FROM dentry d "
+        "WHERE d.fs=inode.fs AND d.name=?)",
+        b"both",
+        "it lies behind the file's end",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LOST_FROM_A_STATE))
+def test_what_is_lost_from_a_checkpoint_is_told(bench: SweepBench, name: str) -> None:
+    """The live tree is whole: only the state that the pin keeps lacks something."""
+    mount = bench.mount()
+    directory = mount.mkdir(ROOT_INO, b"removed")
+    both = mount.file(ROOT_INO, b"both", noise(6, BLOCK + 500))
+    gone = mount.file(ROOT_INO, b"gone", noise(7, 700))
+    mount.commit()
+    bench.service.db.write(lambda tx: pins.pin(tx, bench.fs, "checkpoint", "whole"))
+    mount.write(both, noise(8, BLOCK + 500), mount.seq)
+    mount.unlink(ROOT_INO, b"gone", gone, mount.seq)
+    mount.rmdir(ROOT_INO, b"removed", directory)
+    mount.commit()
+    assert look(bench) == []
+    sql, about, what = LOST_FROM_A_STATE[name]
+    change(bench, sql, bench.fs.id, MAX, about)
+    told = [one for one in look(bench) if one.startswith("frozen") and "in the state" in one]
+    assert told, look(bench)
+    assert any(what in one for one in told), told
+
+
 def test_a_fork_whose_row_is_lost_is_told(bench: SweepBench) -> None:
     service = bench.service
     made = service.db.write(lambda tx: service.forks.create(tx, bench.fs, "f", []))
