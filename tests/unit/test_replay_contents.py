@@ -13,7 +13,7 @@ FILES = 20_000
 
 
 def test_the_contents_of_many_files() -> None:
-    """Once a file: by looks through all of them it was 400 million steps, and hours for five times as many."""
+    """Once a file: by looks through all of them 400 million steps, and hours for five times as many."""
     replay = Replay(cast(Any, None), cast(Any, None), lambda: None)
     for number in range(1, 2 * FILES, 2):
         for opno in (number + 1, number):
