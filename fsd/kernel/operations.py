@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
+from fsd.kernel import requests
 from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.machine import Machine
@@ -138,6 +139,7 @@ class FsdOperations(pyfuse3.Operations):
         self._directories: dict[int, int] = {}
         self.answered = 0.0
         self.told_of_privileges = False
+        self._known_ahead = False
         self.own: set[int] = set()  # processes of the daemon's own, which must not wait for it
 
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
@@ -171,6 +173,27 @@ class FsdOperations(pyfuse3.Operations):
                 park = exc.with_traceback(None)
             except Exception as exc:  # noqa: BLE001 - translated, never swallowed
                 raise translated(exc, body.__name__) from None
+
+    def answer_ahead(self) -> Callable[[], None] | None:
+        """Have what the kernel is about to ask answered without a handler (`requests`). The loop then calls
+        what is returned before it does anything but go on with requests."""
+        self._known_ahead = self._xattr and requests.answer_here()
+        return self._forget_ahead if self._known_ahead else None
+
+    def _forget_ahead(self) -> None:
+        if requests.forget_answers():
+            self.answered = self._now()
+
+    def _told_file(self, nodeid: int, inode: Inode) -> None:
+        """The kernel is told the attributes of a file that is open, or will be."""
+        if self._known_ahead and not inode.xattrs and inode.is_file:
+            requests.bare_file(nodeid)
+
+    def _changed_in(self, parent: int) -> None:
+        """A name in a directory changed: its attributes are what the kernel asks for next."""
+        if self._known_ahead:
+            node = self._volume.node(self._ino(parent))
+            requests.changed_directory(parent, node.mtime, node.ctime, node.nlink, node.size)
 
     def abort(self) -> None:
         """Answer everything that is parked with EIO."""
@@ -209,7 +232,10 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def getattr(self, nodeid: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._volume.getattr(self._ino(nodeid)))
+        inode = self._volume.getattr(self._ino(nodeid))
+        if inode.handles:
+            self._told_file(nodeid, inode)
+        return self._entry(inode)
 
     def _change(self) -> Change | None:
         """What the kernel says of the request whose handler is called, before anything is awaited; None where
@@ -249,6 +275,10 @@ class FsdOperations(pyfuse3.Operations):
             kills=kills,
             chowns=chowns,
         )
+        if inode.handles:
+            self._told_file(nodeid, inode)
+        if inode.is_dir and self._known_ahead:  # by a further number of it perhaps
+            self._forget_ahead()
         return self._entry(inode)
 
     @handler
@@ -258,33 +288,45 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
         made = self._volume.mknod(self._ino(parent), name, mode, rdev, ctx.uid, ctx.gid, ctx.umask)
+        self._changed_in(parent)
         return self._entry(made)
 
     @handler
     def mkdir(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._volume.mkdir(self._ino(parent), name, mode, ctx.uid, ctx.gid, ctx.umask))
+        made = self._volume.mkdir(self._ino(parent), name, mode, ctx.uid, ctx.gid, ctx.umask)
+        self._changed_in(parent)
+        return self._entry(made)
 
     @handler
     def symlink(self, parent: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._volume.symlink(self._ino(parent), name, target, ctx.uid, ctx.gid))
+        made = self._volume.symlink(self._ino(parent), name, target, ctx.uid, ctx.gid)
+        self._changed_in(parent)
+        return self._entry(made)
 
     @handler
     def link(self, nodeid: int, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._volume.link(self._ino(nodeid), self._ino(parent), name))
+        linked = self._volume.link(self._ino(nodeid), self._ino(parent), name)
+        self._changed_in(parent)
+        return self._entry(linked)
 
     @handler
     def unlink(self, parent: int, name: bytes, ctx: RequestContext) -> None:
         self._volume.unlink(self._ino(parent), name)
+        self._changed_in(parent)
 
     @handler
     def rmdir(self, parent: int, name: bytes, ctx: RequestContext) -> None:
         self._volume.rmdir(self._ino(parent), name)
+        self._changed_in(parent)
 
     @handler
     def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: RequestContext
     ) -> None:
         self._volume.rename(self._ino(parent), name, self._ino(new_parent), new_name, flags)
+        self._changed_in(parent)
+        if new_parent != parent:
+            self._changed_in(new_parent)
 
     # files
 
@@ -297,6 +339,8 @@ class FsdOperations(pyfuse3.Operations):
             inode, fh = self._volume.create_unnamed(where, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         else:
             inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
+            self._changed_in(parent)
+        self._told_file(inode.ino, inode)
         self._opened(fh, flags, inode.ino, ctx)
         return FileInfo(fh=fh), self._entry(inode)
 
@@ -320,6 +364,8 @@ class FsdOperations(pyfuse3.Operations):
         mode = self._volume.node(ino).mode
         fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx, kills)
         self._opened(fh, flags, ino, ctx)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            self._told_file(nodeid, self._volume.node(ino))
         kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
         without_flush(not self._volume.needs_flush(fh))
         answer = FileInfo(fh=fh, keep_cache=kept or self._keep_cache)

@@ -20,7 +20,7 @@ from fsd.kernel.handshake import CACHE_SYMLINKS, DONT_MASK, KILLPRIV, PARALLEL, 
 from fsd.kernel.machine import LoopWait
 from fsd.kernel.mini import Scheduler
 from fsd.kernel.operations import FsdOperations
-from fsd.kernel.requests import INIT, keep_forgotten, seen
+from fsd.kernel.requests import INIT, keep_forgotten, may_wait, seen
 from fsd.model.errors import FsdError, InternalError, Unsupported
 from fsd.model.limits import PARKED_MAX
 
@@ -207,6 +207,8 @@ class FuseSession:
             wanted |= KILLPRIV
             if isinstance(self._loop, MiniLoop):  # it reads without blocking
                 keep_forgotten()
+                self._loop.scheduler.on_news = self._operations.answer_ahead()
+                self._loop.scheduler.may_wait = may_wait()
         self._operations.told_of_privileges = bool(wanted & offered & KILLPRIV)
         return wanted
 

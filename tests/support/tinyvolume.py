@@ -38,6 +38,16 @@ class TinyInode:
         self.names: dict[bytes, int] = {}
         self.cookies: dict[bytes, int] = {}
         self.name = b""
+        self.handles = 0
+        self.xattrs: dict[bytes, bytes] | None = None
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
 
 
 class TinyCore:

@@ -236,6 +236,174 @@ def test_one_worker_serves_until_it_parks(scheduler: Scheduler, pipe: tuple[int,
     assert served[3:5] == ["b", "b"]
 
 
+def test_a_worker_whose_request_is_there_goes_on_without_being_parked(
+    scheduler: Scheduler, pipe: tuple[int, int]
+) -> None:
+    """Being parked and resumed was a sixth of the CPU of a request."""
+    turns: list[int] = []
+    turn = scheduler._turn
+    scheduler._turn = lambda: (turns.append(1), turn())[1]  # type: ignore[method-assign]
+    lock = scheduler.make_lock()
+
+    async def main() -> None:
+        for number in range(5):
+            scheduler.post(lambda: os.write(pipe[1], b"x"))  # what else comes is done on the way
+            async with lock:
+                await scheduler.wait_readable(pipe[0])
+            assert os.read(pipe[0], 9) == b"x", number
+            assert not lock.locked
+
+    scheduler.run(main)
+    assert len(turns) == 1
+
+
+def test_what_became_ready_runs_before_the_next_request(scheduler: Scheduler, pipe: tuple[int, int]) -> None:
+    order: list[str] = []
+    handler = scheduler.make_wait()
+
+    async def parked() -> None:
+        await handler
+        order.append("resumed")
+
+    async def main() -> None:
+        async with scheduler.open_nursery() as nursery:
+            nursery.start_soon(parked)
+            await scheduler.wait_readable(pipe[0])  # `parked` is ready: it runs until it waits
+            os.write(pipe[1], b"y")
+            handler.fire()
+            await scheduler.wait_readable(pipe[0])
+            order.append("request")
+
+    os.write(pipe[1], b"x")
+    scheduler.run(main)
+    assert order == ["resumed", "request"]
+
+
+def test_who_is_resumed_while_a_worker_polls_does_not_wait_for_a_request(
+    scheduler: Scheduler, pipe: tuple[int, int]
+) -> None:
+    order: list[str] = []
+    answered, idle = scheduler.make_wait(), scheduler.make_wait()
+    other = os.pipe()
+
+    async def parked() -> None:
+        await answered
+        await idle
+        order.append("resumed")
+        os.write(pipe[1], b"x")  # only now there is a request
+
+    def came() -> None:
+        os.read(other[0], 1)
+        answered.fire()
+
+    def on_idle() -> None:
+        if answered.fired:
+            idle.fire()
+
+    async def main() -> None:
+        scheduler.watch(other[0], came)
+        async with scheduler.open_nursery() as nursery:
+            nursery.start_soon(parked)
+            scheduler.post(lambda: os.write(other[1], b"x"))
+            await scheduler.wait_readable(pipe[0])
+            order.append("request")
+        scheduler.unwatch(other[0])
+
+    scheduler.on_idle = on_idle
+    scheduler.run(main)
+    for end in other:
+        os.close(end)
+    assert order == ["resumed", "request"]
+
+
+def test_news_are_told_before_anything_but_the_next_request(
+    scheduler: Scheduler, pipe: tuple[int, int]
+) -> None:
+    """What is known without a handler holds only as long as requests follow each other."""
+    order: list[str] = []
+    other = os.pipe()
+    waiting = scheduler.make_wait()
+
+    async def parked() -> None:
+        await waiting
+        order.append("resumed")
+
+    async def main() -> None:
+        async with scheduler.open_nursery() as nursery:
+            nursery.start_soon(parked)
+            for number in range(3):
+                os.write(pipe[1], b"x")
+                await scheduler.wait_readable(pipe[0])
+                os.read(pipe[0], 1)
+                order.append(f"request {number}")
+            scheduler.post(lambda: order.append("posted"))
+            os.write(pipe[1], b"x")
+            await scheduler.wait_readable(pipe[0])
+            os.read(pipe[0], 1)
+            scheduler.watch(other[0], lambda: (os.read(other[0], 1), order.append("watched")))
+            os.write(other[1], b"x")
+            os.write(pipe[1], b"x")
+            await scheduler.wait_readable(pipe[0])
+            scheduler.unwatch(other[0])
+            waiting.fire()
+
+    scheduler.on_news = lambda: order.append("news")
+    scheduler.run(main)
+    for end in other:
+        os.close(end)
+    since = order[order.index("request 1") :]
+    assert since[:2] == ["request 1", "request 2"]
+    assert since[2:8] == ["news", "posted", "news", "watched", "news", "resumed"]
+
+
+def test_the_reader_may_wait_where_only_a_post_can_come(scheduler: Scheduler, pipe: tuple[int, int]) -> None:
+    told: list[int] = []
+    other = os.pipe()
+    posted: list[str] = []
+
+    async def main() -> None:
+        await scheduler.wait_readable(pipe[0])  # nothing is there: the reader waits
+        assert told == [scheduler._eventfd]
+        scheduler.post(lambda: posted.append("a post"))
+        await scheduler.wait_readable(pipe[0])  # the post is done first
+        assert (posted, len(told)) == (["a post"], 2)
+        scheduler.watch(other[0], lambda: None)
+        os.write(pipe[1], b"x")
+        await scheduler.wait_readable(pipe[0])  # what is watched may come: polled here
+        scheduler.unwatch(other[0])
+        scheduler.before_read = lambda: None
+        await scheduler.wait_readable(pipe[0])
+        assert len(told) == 2
+
+    scheduler.may_wait = told.append
+    scheduler.run(main)
+    for end in other:
+        os.close(end)
+
+
+def test_what_breaks_while_a_worker_polls_breaks_the_loop(
+    scheduler: Scheduler, pipe: tuple[int, int]
+) -> None:
+    """Not the worker, which would be started again."""
+    calls: list[int] = []
+
+    def on_idle() -> None:
+        calls.append(1)
+        raise OSError(errno.EAGAIN, "the pump broke")
+
+    async def worker() -> None:
+        scheduler.on_idle = on_idle
+        await scheduler.wait_readable(pipe[0])
+
+    async def main() -> None:
+        async with scheduler.open_nursery() as nursery:
+            nursery.start_soon(worker)
+
+    with pytest.raises(OSError, match="the pump broke"):
+        scheduler.run(main)
+    assert calls == [1]
+
+
 def test_notify_closing_ends_present_and_later_waits(scheduler: Scheduler, pipe: tuple[int, int]) -> None:
     closing = threading.Thread(target=lambda: scheduler.notify_closing(pipe[0]))
 

@@ -1,0 +1,70 @@
+"""What the kernel asks right after a change is answered without a handler, and as a handler answers it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd.kernel import requests
+
+TESTS = Path(__file__).resolve().parents[1]
+# The extension has to come before pyfuse3.
+PLAY = "import fsd.kernel.requests; from support.rawfuse import main; main()"
+# Both directories change in these; in the others the one of the request, or none.
+BOTH = ("rename", "exchange")
+IN_TWO = ("link",)
+NEITHER = ("refused", "chmod")  # of a chmod the kernel is told the outcome
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    assert requests._extension is not None, "the extension is built: scripts/setup"
+    directory = tmp_path_factory.mktemp("rawfuse")
+    done = subprocess.run(
+        [sys.executable, "-c", PLAY, directory],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_answer_is_the_handlers(answers: dict[str, Any]) -> None:
+    assert len(answers) == 30
+    for what, one in answers.items():
+        assert one["first"] == one["second"], what
+
+
+def test_a_directory_that_was_changed_asks_no_handler(answers: dict[str, Any]) -> None:
+    for what, one in answers.items():
+        change, comma, where = what.partition(", ")
+        if not comma:
+            continue
+        changed = change in BOTH or (where == "two") == (change in IN_TWO)
+        assert one["ahead"] == (changed and change not in NEITHER), what
+
+
+def test_capabilities_are_asked_for_where_there_may_be_some(answers: dict[str, Any]) -> None:
+    ahead = {what: one["ahead"] for what, one in answers.items() if ", " not in what}
+    assert ahead == {
+        "made": True,
+        "told again": True,
+        "given": False,
+        "has it": False,
+        "taken": False,
+        "given by another mount": False,
+    }
+    values = {what: bytes.fromhex(one["second"][1]) for what, one in answers.items() if ", " not in what}
+    assert values["given"] == values["has it"] == b"caps"
+    assert values["given by another mount"] == b"by another mount"
+    assert not values["made"]
+    assert not values["taken"]

@@ -1,0 +1,216 @@
+"""A mount's handlers behind raw requests: the kernel's part is played through a socket.
+
+`main` is a process of its own (`sys.argv[1]`: a directory for it), since pyfuse3 has one session. It makes
+changes in two directories and asks after each what the kernel asks, twice: at once, when the answer may be
+known ahead, and after a posted call, when a handler gives it. Prints one JSON object: for each change and
+question both answers, and whether the first came from ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+
+from fsd.host.seam import Host
+from fsd.kernel.machine import Machine
+from fsd.kernel.operations import FsdOperations
+from fsd.kernel.requests import keep_forgotten, may_wait
+from fsd.kernel.session import MAX_TASKS, MIN_TASKS, MiniLoop
+from fsd.vfs.open import open_volume
+from fsd.vfs.types import Park, VolumeOptions
+from fsd.vfs.volume import Volume
+from support.bench import Bench
+from support.inproc import InProcess, NoCache
+
+HEAD = struct.Struct("<IIQQIIIHH")
+GETATTR, SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 3, 4, 6, 8, 9, 10, 11, 12, 13
+SETXATTR, GETXATTR, REMOVEXATTR, INIT, CREATE, RENAME2 = 21, 22, 24, 26, 35, 45
+CAPABILITY = b"security.capability"
+FLAGS = 1 << 13  # READDIRPLUS, which pyfuse3 wants; nothing that moves requests through pipes
+
+
+class Kernel:
+    """Asks and gets answers, one at a time."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.settimeout(60)
+        self._numbers = itertools.count(2, 2)
+
+    def ask(self, operation: int, node: int, body: bytes) -> tuple[int, bytes]:
+        """The error and the rest of the answer."""
+        number = next(self._numbers)
+        head = HEAD.pack(HEAD.size + len(body), operation, number, node, 0, 0, os.getpid(), 0, 0)
+        self.ours.send(head + body)
+        answer = self.ours.recv(1 << 16)
+        length, error, about = struct.unpack_from("<IiQ", answer)
+        assert (length, about) == (len(answer), number), "the answer is to this question, and whole"
+        return error, answer[16:]
+
+    def getattr(self, node: int) -> tuple[int, bytes]:
+        return self.ask(GETATTR, node, struct.pack("<IIQ", 0, 0, 0))
+
+    def capability(self, node: int) -> tuple[int, bytes]:
+        return self.ask(GETXATTR, node, struct.pack("<II", 64, 0) + CAPABILITY + b"\0")
+
+
+class Player:
+    """`handled` counts the questions that came to a handler."""
+
+    def __init__(self, directory: Path) -> None:
+        host = Host()
+        self.bench = Bench(directory / "server")
+        self.remote = InProcess(self.bench.service, self.bench.fs, lambda route: "pass")
+        options = VolumeOptions(
+            state_dir=directory / "state", mount_id="m", hostname="h", path="/m", io_timeout=0
+        )
+        self.volume: Volume = open_volume(options, host, self.remote, NoCache())
+        self.loop = MiniLoop()
+        self.machine = Machine(self.volume, self.remote, NoCache(), self.loop, host, 300.0)
+        self.operations = FsdOperations(self.machine)
+        self.kernel = Kernel()
+        self.handled = 0
+        for name in ("getattr", "getxattr"):
+            setattr(self.volume, name, self.counted(getattr(self.volume, name)))
+
+    def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any) -> Any:
+            self.handled += 1
+            return call(*args)
+
+        return counting
+
+    def start(self) -> None:
+        while True:  # the root is known before its names are asked for
+            try:
+                self.volume.lookup(self.volume.root_ino, b"nothing")
+                break
+            except Park:
+                for job in self.volume.jobs():
+                    self.volume.finish(job, job.run(self.remote, NoCache()))
+        self.loop.install()
+        where = f"/dev/fd/{self.kernel.theirs.fileno()}"
+        pyfuse3.init(self.operations, where, {*pyfuse3.default_options})
+        keep_forgotten()
+        self.loop.scheduler.on_news = self.operations.answer_ahead()
+        self.loop.scheduler.may_wait = may_wait()
+
+        async def main() -> None:
+            await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+
+        threading.Thread(target=self.loop.run, args=(main,), daemon=True).start()
+        self.kernel.ask(INIT, 0, struct.pack("<IIII", 7, 31, 1 << 20, FLAGS))
+        for _ in range(2 * MIN_TASKS):  # till all workers are there
+            self.kernel.getattr(1)
+
+    def posted(self, call: Callable[[], object] = lambda: None) -> None:
+        """Have something happen that is no request."""
+        done = threading.Event()
+        self.loop.post(lambda: (call(), done.set()))
+        assert done.wait(60), "the loop does not go on"
+
+    def both(self, ask: Callable[[int], tuple[int, bytes]], node: int) -> dict[str, object]:
+        """The answer at once, and that of a handler."""
+        before = self.handled
+        first = ask(node)
+        ahead = self.handled == before
+        self.posted()
+        before = self.handled
+        second = ask(node)
+        assert self.handled == before + 1, "after something else happened a handler is asked"
+        return {"ahead": ahead, "first": shown(first), "second": shown(second)}
+
+
+def changes(player: Player) -> dict[str, dict[str, object]]:
+    """Every change of names, seen in the two directories."""
+    kernel, volume = player.kernel, player.volume
+    root = 1
+
+    def made(operation: int, node: int, body: bytes) -> int:
+        error, answer = kernel.ask(operation, node, body)
+        assert not error, os.strerror(-error)
+        return int(struct.unpack_from("<Q", answer)[0])
+
+    one = made(MKDIR, root, struct.pack("<II", 0o755, 0) + b"one\0")
+    two = made(MKDIR, root, struct.pack("<II", 0o755, 0) + b"two\0")
+    create = struct.pack("<IIII", os.O_WRONLY | os.O_CREAT, 0o100644, 0o022, 0)
+    file = made(CREATE, one, create + b"file\0")
+    swap = struct.pack("<QII", two, 2, 0)  # RENAME_EXCHANGE
+    mode = struct.pack("<IIQQQQQQIIIIIIII", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0o40700, 0, 0, 0, 0)
+    steps: list[tuple[str, int, int, bytes]] = [
+        ("create", CREATE, one, create + b"new\0"),
+        ("mknod", MKNOD, one, struct.pack("<IIII", 0o010644, 0, 0, 0) + b"pipe\0"),
+        ("mkdir", MKDIR, one, struct.pack("<II", 0o755, 0) + b"below\0"),
+        ("symlink", SYMLINK, one, b"link\0target\0"),
+        ("link", LINK, two, struct.pack("<Q", file) + b"second\0"),
+        ("rename inside", RENAME2, one, struct.pack("<QII", one, 0, 0) + b"new\0newer\0"),
+        ("rename", RENAME2, one, struct.pack("<QII", two, 0, 0) + b"below\0moved\0"),
+        ("exchange", RENAME2, one, swap + b"newer\0moved\0"),
+        ("unlink", UNLINK, one, b"file\0"),
+        ("chmod", SETATTR, one, mode),
+        ("rmdir", RMDIR, one, b"newer\0"),
+        ("refused", RMDIR, one, b"nothing\0"),
+    ]
+    found: dict[str, dict[str, object]] = {}
+    for what, operation, node, body in steps:
+        for directory in (one, two):
+            kernel.getattr(directory)  # as the kernel knows them before
+        error, _ = kernel.ask(operation, node, body)
+        if what == "create":  # as an untar does
+            assert not kernel.ask(SETATTR, file, mode)[0]
+        assert bool(error) == (what == "refused"), (what, error)
+        for name, directory in (("one", one), ("two", two)):
+            before = player.handled
+            first, ahead = kernel.getattr(directory), player.handled == before
+            if name == "two":
+                player.posted()
+            found[f"{what}, {name}"] = {"ahead": ahead, "first": shown(first)}
+        for name, directory in (("one", one), ("two", two)):
+            before = player.handled
+            found[f"{what}, {name}"]["second"] = shown(kernel.getattr(directory))
+            assert player.handled == before + 1, "once something else happened a handler is asked"
+    assert volume.node(one).mode == 0o40700
+    return found
+
+
+def capabilities(player: Player) -> dict[str, dict[str, object]]:
+    """The question for `security.capability` at the moments at which its answer may change."""
+    kernel, volume = player.kernel, player.volume
+    create = struct.pack("<IIII", os.O_WRONLY | os.O_CREAT, 0o100644, 0o022, 0)
+    file = int(struct.unpack_from("<Q", kernel.ask(CREATE, 1, create + b"program\0")[1])[0])
+    value = struct.pack("<II", 4, 0) + CAPABILITY + b"\0caps"
+    found = {"made": player.both(kernel.capability, file)}
+    kernel.getattr(file)
+    found["told again"] = player.both(kernel.capability, file)
+    kernel.getattr(file)
+    assert not kernel.ask(SETXATTR, file, value)[0]
+    found["given"] = player.both(kernel.capability, file)
+    kernel.getattr(file)
+    found["has it"] = player.both(kernel.capability, file)
+    assert not kernel.ask(REMOVEXATTR, file, CAPABILITY + b"\0")[0]
+    found["taken"] = player.both(kernel.capability, file)
+    kernel.getattr(file)
+    player.posted(lambda: setattr(volume.node(file), "xattrs", {CAPABILITY: b"by another mount"}))
+    found["given by another mount"] = player.both(kernel.capability, file)
+    return found
+
+
+def main() -> None:
+    player = Player(Path(sys.argv[1]))
+    player.start()
+    print(json.dumps({**changes(player), **capabilities(player)}), flush=True)
+    os._exit(0)  # the loop's thread waits for requests
+
+
+def shown(answer: tuple[int, bytes]) -> list[object]:
+    return [answer[0], answer[1].hex()]
