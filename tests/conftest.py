@@ -16,15 +16,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import leftovers
-from support.contract import contract_server, store  # noqa: F401 - fixtures
-from support.postgres import postgres_server  # noqa: F401 - a fixture for all
+
+# Every fixture that more than one module wants is imported here, and nowhere else.
+from support.clientcase import client_fixture  # noqa: F401
+from support.contract import contract_server, store  # noqa: F401
+from support.postgres import postgres_server  # noqa: F401
 from support.reading import trusted  # noqa: F401
-from support.sandbox import boxes, short_dir  # noqa: F401 - fixtures
+from support.sandbox import boxes, short_dir  # noqa: F401
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
 from support.server import server, shared_fs, shared_server  # noqa: F401
 from support.tinyplace import tiny  # noqa: F401
-from support.twice import twice  # noqa: F401 - a fixture
-from support.usermount import open_dir  # noqa: F401 - a fixture
+from support.twice import twice  # noqa: F401
+from support.usermount import open_dir  # noqa: F401
 from support.wait import wait_for
 
 _run_id = secrets.token_hex(8)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 from support.client import Client
-from support.clientcase import client_fixture  # noqa: F401
 
 from fsd.model import acl
 from fsd.model.acl import GROUP, GROUP_OWNER, MASK, NOBODY, OTHERS, OWNER, USER, AclEntry

@@ -11,16 +11,7 @@ from pathlib import Path
 import pytest
 from support.bench import Bench
 from support.client import Client, Clock, assert_same, server_tree
-from support.clientcase import (
-    age,
-    busy,
-    client_fixture,  # noqa: F401
-    files,
-    finish,
-    other,
-    settled,
-    take,
-)
+from support.clientcase import age, busy, files, finish, other, settled, take
 
 from fsd.model.errors import PosixError
 from fsd.model.limits import BLOCK, MIB

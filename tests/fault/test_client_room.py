@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 from support.client import Client, server_tree
-from support.clientcase import (
-    age,
-    client_fixture,  # noqa: F401
-    files,
-    full_disk,
-    other,
-    settled,
-)
+from support.clientcase import age, files, full_disk, other, settled
 
 from fsd.model.errors import NoSpace
 from fsd.model.limits import BLOCK, HOLD_MAX, MIB

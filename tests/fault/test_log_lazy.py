@@ -6,7 +6,7 @@ import os
 
 import pytest
 from support.client import Client
-from support.clientcase import client_fixture, files, settled  # noqa: F401
+from support.clientcase import files, settled
 
 from fsd.model.limits import KIB, LOG_LAZY, MIB
 from fsd.vfs.log import Log, segment_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from support.client import Client, server_tree
-from support.clientcase import age, busy, client_fixture, finish, settled, take  # noqa: F401
+from support.clientcase import age, busy, finish, settled, take
 
 from fsd.model.errors import IntegrityError
 from fsd.vfs.build import FROM_BLOB, FROM_LOG, BuildJob, Piece, Source, fetcher, first_sources

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.client import Client
-from support.clientcase import age, client_fixture, files, finish, settled, take  # noqa: F401
+from support.clientcase import age, files, finish, settled, take
 
 from fsd.model.errors import DiskFailed, FsdError
 from fsd.vfs.aside import kept

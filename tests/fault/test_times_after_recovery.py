@@ -6,10 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.client import Client
-from support.clientcase import (
-    client_fixture,  # noqa: F401
-    settled,
-)
+from support.clientcase import settled
 
 from fsd.model.ops import RENAME_EXCHANGE
 from fsd.vfs.volume import Volume

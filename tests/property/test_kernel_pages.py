@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from property.test_two_mounts import Duo
 from support.client import Client
-from support.clientcase import client_fixture, other  # noqa: F401
+from support.clientcase import other
 
 
 class Pages(Duo):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.client import Client
-from support.clientcase import client_fixture, other  # noqa: F401
+from support.clientcase import other
 
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import PosixError

@@ -7,7 +7,6 @@ import random
 
 import pytest
 from support.client import Client
-from support.clientcase import client_fixture  # noqa: F401
 
 from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import covered, decode

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import Outcome, process
-from support.server import Server, TestFs, server, shared_fs, shared_server  # noqa: F401
+from support.server import Server, TestFs
 
 ROOT = Path(__file__).parents[2]
 REGION = "aws-us-east-1"
@@ -109,7 +109,7 @@ def fsd(fs: TestFs, *argv: str | bytes, stdin: bytes = b"", code: int = 0) -> Ou
     return found
 
 
-def test_the_control_plane_from_create_to_delete(shared_server: Server) -> None:  # noqa: F811
+def test_the_control_plane_from_create_to_delete(shared_server: Server) -> None:
     env = {"FSD_ENDPOINT": shared_server.url, "FSD_ADMIN_KEY": shared_server.admin_key}
 
     def admin(*argv: str, code: int = 0) -> Outcome:
@@ -168,7 +168,7 @@ def test_the_control_plane_from_create_to_delete(shared_server: Server) -> None:
     assert admin("describe", fs_id, code=5).error["code"] == "not_found"
 
 
-def test_files_in_the_short_spelling(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_files_in_the_short_spelling(shared_fs: TestFs, tmp_path: Path) -> None:
     local = tmp_path / "plan.md"
     local.write_bytes(PLAN)
     told = fsd(shared_fs, "cp", str(local), ":/tasks/a b/plan.md").json
@@ -216,7 +216,7 @@ def test_files_in_the_short_spelling(shared_fs: TestFs, tmp_path: Path) -> None:
     assert fsd(shared_fs, "ls", "/").json["entries"] == []
 
 
-def test_files_in_the_long_spelling(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_files_in_the_long_spelling(shared_fs: TestFs, tmp_path: Path) -> None:
     local = tmp_path / "data"
     local.write_bytes(bytes(range(256)) * 20_000)
     done = fsd(
@@ -259,7 +259,7 @@ def test_files_in_the_long_spelling(shared_fs: TestFs, tmp_path: Path) -> None: 
     fsd(shared_fs, "fs", "delete-file", "--path", "/d", "--recursive")
 
 
-def test_a_tree_there_and_back(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_a_tree_there_and_back(shared_fs: TestFs, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "sub" / "deep").mkdir(parents=True)
     for at in range(40):
@@ -284,7 +284,7 @@ def test_a_tree_there_and_back(shared_fs: TestFs, tmp_path: Path) -> None:  # no
     assert fsd(shared_fs, "cat", b"/trees/one/not-\xff-utf8").out == b"raw"
 
 
-def test_copies_do_not_guess(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_copies_do_not_guess(shared_fs: TestFs, tmp_path: Path) -> None:
     local = tmp_path / "here"
     local.write_bytes(b"1")
     colon = fsd(shared_fs, "cp", str(local), "/tasks/plan.md", code=2)
@@ -299,7 +299,7 @@ def test_copies_do_not_guess(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa
     assert "-r" in fsd(shared_fs, "cp", str(tmp_path), ":/x", code=2).err
 
 
-def test_revisions_guard_a_write(shared_fs: TestFs) -> None:  # noqa: F811
+def test_revisions_guard_a_write(shared_fs: TestFs) -> None:
     first = fsd(shared_fs, "cp", "-", ":/guarded", stdin=b"1").json["revision"]
     second = fsd(shared_fs, "cp", "--if-match", first, "-", ":/guarded", stdin=b"2").json["revision"]
     assert second != first
@@ -311,7 +311,7 @@ def test_revisions_guard_a_write(shared_fs: TestFs) -> None:  # noqa: F811
     assert fsd(shared_fs, "cat", "/guarded").out == b"2"
 
 
-def test_journals_in_both_spellings(shared_fs: TestFs) -> None:  # noqa: F811
+def test_journals_in_both_spellings(shared_fs: TestFs) -> None:
     made = fsd(shared_fs, "journal", "create", "j1", "--title", "t", "--label", "a=b").json
     assert made["journal_id"] == "j1"
     again = fsd(
@@ -421,7 +421,7 @@ def verify_offline(export: bytes, head: str) -> None:
     ],
 )
 def test_a_wrong_entry_is_named_and_nothing_is_written(
-    shared_fs: TestFs,  # noqa: F811
+    shared_fs: TestFs,
     stdin: bytes,
     flags: list[str],
     what: str,
@@ -431,7 +431,7 @@ def test_a_wrong_entry_is_named_and_nothing_is_written(
     assert fsd(shared_fs, "journal", "read", "j").json["entries"] == []
 
 
-def test_bad_identities_and_servers_that_are_down(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_bad_identities_and_servers_that_are_down(shared_fs: TestFs, tmp_path: Path) -> None:
     token = shared_fs.token
     foreign = token[:-43] + "x" * 43
     found = process("ls", "/", env={"FSD_TOKEN": foreign})
@@ -454,7 +454,7 @@ def test_bad_identities_and_servers_that_are_down(shared_fs: TestFs, tmp_path: P
     assert process("ls", "/", "--token-file", "-", env={}, stdin=token.encode()).code == 0
 
 
-def test_doctor_says_what_works(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_doctor_says_what_works(shared_fs: TestFs, tmp_path: Path) -> None:
     found = fsd(shared_fs, "doctor", "--state-dir", str(tmp_path))
     assert found.json["works"]["direct"] is True
     names = [c["name"] for c in found.json["checks"]]
@@ -476,7 +476,7 @@ def test_doctor_says_what_works(shared_fs: TestFs, tmp_path: Path) -> None:  # n
     assert any(f"fsd run --push-left {run}" == c["hint"] for c in told["checks"])
 
 
-def test_run_without_a_mount(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_run_without_a_mount(shared_fs: TestFs, tmp_path: Path) -> None:
     fsd(shared_fs, "cp", "-", ":/jobs/in", stdin=b"1")
     env = {**shared_fs.env, "XDG_STATE_HOME": str(tmp_path)}
     script = "cat in; echo 2 > out; mkdir d; mv in d/in; exit 3"
@@ -493,7 +493,7 @@ def test_run_without_a_mount(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa
     assert "no-such-command" in missing.err
 
 
-def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:
     fs = server.create()
     fsd(fs, "cp", "-", ":/a/b", stdin=b"x" * 100_000)
     fsd(fs, "ln", "/a/b", "/a/c")
@@ -516,7 +516,7 @@ def test_audit_of_a_stopped_server(server: Server, tmp_path: Path) -> None:  # n
     assert "nlink" in found.err or "link" in found.err
 
 
-def test_a_dry_run_finds_out_and_changes_nothing(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_a_dry_run_finds_out_and_changes_nothing(shared_fs: TestFs, tmp_path: Path) -> None:
     fsd(shared_fs, "cp", "-", ":/d/a", stdin=b"x")
     before = fsd(shared_fs, "stat", "/d/a").json
     for argv in (

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.badserver import Peer, serving
 from support.cli import process
-from support.server import Server, TestFs, shared_fs, shared_server  # noqa: F401
+from support.server import Server, TestFs
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from support.server import Server, TestFs, shared_fs, shared_server  # noqa: F40
         (b"/dir/", 2, "directory"),
     ],
 )
-def test_names_that_cannot_be_written(shared_fs: TestFs, path: bytes, code: int, what: str) -> None:  # noqa: F811
+def test_names_that_cannot_be_written(shared_fs: TestFs, path: bytes, code: int, what: str) -> None:
     found = process("cp", "-", b":" + path, env=shared_fs.env, stdin=b"x")
     assert found.code == code, found.err
     assert what in found.err
@@ -36,7 +36,7 @@ def test_names_that_cannot_be_written(shared_fs: TestFs, path: bytes, code: int,
     "name",
     [b"n" * 255, b"a b\tc\nd", b"\xff\xfe", "ü日本".encode(), b"%2F%00", b"?q=1#f", b"-r", b"\\", b"'\""],
 )
-def test_names_of_any_bytes(shared_fs: TestFs, name: bytes) -> None:  # noqa: F811
+def test_names_of_any_bytes(shared_fs: TestFs, name: bytes) -> None:
     path = b"/d/" + name
     assert process("cp", "-", b":" + path, env=shared_fs.env, stdin=b"bytes").code == 0
     assert process("cat", path, env=shared_fs.env).out == b"bytes"
@@ -60,7 +60,7 @@ def _other(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("behave", [_html, _other], ids=lambda f: f.__name__[1:])
-def test_servers_that_are_none(behave: object, shared_fs: TestFs) -> None:  # noqa: F811
+def test_servers_that_are_none(behave: object, shared_fs: TestFs) -> None:
     with serving(behave) as url:  # type: ignore[arg-type]
         env = {**shared_fs.env, "FSD_ENDPOINT": url}
         found = process("ls", "/", env=env, timeout=100)
@@ -71,7 +71,7 @@ def test_servers_that_are_none(behave: object, shared_fs: TestFs) -> None:  # no
     assert found.error["message"]
 
 
-def test_a_server_without_that_filesystem(shared_server: Server, shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_server_without_that_filesystem(shared_server: Server, shared_fs: TestFs) -> None:
     """A token of a deleted filesystem, or of another server."""
     deleted = shared_server.create()
     assert shared_server.admin("DELETE", f"/v1/file-systems/{deleted.id}").status == 200
@@ -80,7 +80,7 @@ def test_a_server_without_that_filesystem(shared_server: Server, shared_fs: Test
     assert deleted.token[-43:] not in found.err
 
 
-def test_closed_input_is_no_empty_input(shared_fs: TestFs) -> None:  # noqa: F811
+def test_closed_input_is_no_empty_input(shared_fs: TestFs) -> None:
     """It would replace a file by nothing, and say that all went well."""
     process("cp", "-", ":/kept", env=shared_fs.env, stdin=b"what was there")
     env = {"PATH": os.environ["PATH"], **shared_fs.env}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.cli import Outcome, inside
-from support.server import Server, TestFs, server  # noqa: F401
+from support.server import Server, TestFs
 
 from fsd.cli.fields import names
 from fsd.client import connect
@@ -284,7 +284,7 @@ def test_text_of_ids(shared_fs: TestFs) -> None:
     assert re.fullmatch(r"cp_[a-z2-7]{20}", create(fs))
 
 
-def test_an_export_that_is_cut_off_is_no_success(server: Server) -> None:  # noqa: F811
+def test_an_export_that_is_cut_off_is_no_success(server: Server) -> None:
     """A damaged block in the middle: the stream ends without its end, and the command says so."""
     fs = server.create()
     put(fs, "/a", b"fine")

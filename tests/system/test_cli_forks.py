@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.cli import inside
 from support.postgres import PostgresServer
-from support.sandbox import sandbox, short_dir  # noqa: F401 - a fixture
+from support.sandbox import sandbox
 from support.server import Server, TestFs
 from support.wait import wait_for
 
@@ -242,7 +242,7 @@ def test_layers_by_their_long_names(shared_server: Server, tmp_path: Path) -> No
 @pytest.mark.kernel
 def test_a_fork_is_mounted_and_written_while_it_is_copied(
     trusted: Server,
-    short_dir: Path,  # noqa: F811
+    short_dir: Path,
 ) -> None:
     fs = trusted.create()
     for at in range(8):

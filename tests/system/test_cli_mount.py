@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from support.cli import command, process
 from support.sandbox import Sandbox
-from support.server import Server, TestFs, server, shared_fs, shared_server  # noqa: F401
+from support.server import Server, TestFs
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
-def sandbox(shared_fs: TestFs, tmp_path: Path) -> Iterator[Sandbox]:  # noqa: F811
+def sandbox(shared_fs: TestFs, tmp_path: Path) -> Iterator[Sandbox]:
     made = Sandbox(tmp_path / "one", shared_fs, supervised=True)
     try:
         yield made
@@ -28,7 +28,7 @@ def sandbox(shared_fs: TestFs, tmp_path: Path) -> Iterator[Sandbox]:  # noqa: F8
 
 def test_what_ordinary_tools_write_is_read_by_another_mount_elsewhere(
     sandbox: Sandbox,
-    shared_fs: TestFs,  # noqa: F811
+    shared_fs: TestFs,
     tmp_path: Path,
 ) -> None:
     """The second half of the scenario: tools write, unmount, the state is deleted, another mount reads."""
@@ -133,7 +133,7 @@ def test_a_place_where_nothing_is_mounted(sandbox: Sandbox) -> None:
     assert told == {"status": "absent", "mount_path": where}
 
 
-def test_absent_never_hides_what_was_not_sent(shared_fs: TestFs, server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_absent_never_hides_what_was_not_sent(shared_fs: TestFs, server: Server, tmp_path: Path) -> None:
     """--ignore-absent is about a mount that is not there, not about one that cannot be emptied."""
     box = Sandbox(tmp_path / "box", server.create())
     where = os.fspath(box.mountpoint)
@@ -168,7 +168,7 @@ def test_wrong_mount_points(sandbox: Sandbox, tmp_path: Path, kind: str) -> None
     assert os.fspath(place) in found.stderr
 
 
-def test_append_is_a_barrier_and_fails_with_the_mount(server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_append_is_a_barrier_and_fails_with_the_mount(server: Server, tmp_path: Path) -> None:
     """Who reads the entry finds the files; where they cannot be sent, no entry is made."""
     box = Sandbox(tmp_path / "box", server.create())
     try:
@@ -204,7 +204,7 @@ def test_append_is_a_barrier_and_fails_with_the_mount(server: Server, tmp_path: 
         box.close()
 
 
-def test_read_waits_until_the_mount_shows_the_files(sandbox: Sandbox, shared_fs: TestFs) -> None:  # noqa: F811
+def test_read_waits_until_the_mount_shows_the_files(sandbox: Sandbox, shared_fs: TestFs) -> None:
     sandbox.mount()
     assert os.listdir(sandbox.mountpoint) == []
     sandbox.fsd("journal", "create", "j")
@@ -234,7 +234,7 @@ def test_a_mount_of_a_state_is_not_waited_for(sandbox: Sandbox) -> None:
     assert "for good" in waited.stderr
 
 
-def test_recover_sends_what_a_lost_daemon_left(server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_recover_sends_what_a_lost_daemon_left(server: Server, tmp_path: Path) -> None:
     box = Sandbox(tmp_path / "box", server.create())
     where, state = os.fspath(box.mountpoint), os.fspath(box.state)
     try:

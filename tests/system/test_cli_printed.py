@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 
-from support.server import TestFs, shared_fs, shared_server  # noqa: F401
+from support.server import TestFs
 from test_cli import fsd
 
 
-def test_a_reader_that_goes_away_is_no_error_message(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_reader_that_goes_away_is_no_error_message(shared_fs: TestFs) -> None:
     fsd(shared_fs, "cp", "-", ":/big", stdin=b"line\n" * 2_000_000)
     script = f'"{sys.executable}" -m fsd cat /big | head -n 1; echo "${{PIPESTATUS[0]}}"'
     env = {"PATH": os.environ["PATH"], **shared_fs.env}
@@ -22,7 +22,7 @@ def test_a_reader_that_goes_away_is_no_error_message(shared_fs: TestFs) -> None:
     assert done.stderr == b""
 
 
-def test_one_document_on_stdout_and_nothing_else(shared_fs: TestFs) -> None:  # noqa: F811
+def test_one_document_on_stdout_and_nothing_else(shared_fs: TestFs) -> None:
     for argv in (
         ("fs", "create-directory", "--path", "/one"),
         ("ls", "/"),
@@ -32,7 +32,7 @@ def test_one_document_on_stdout_and_nothing_else(shared_fs: TestFs) -> None:  # 
         assert isinstance(fsd(shared_fs, *argv).json, dict)
 
 
-def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:  # noqa: F811
+def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:
     fsd(shared_fs, "cp", "-", ":/file", stdin=b"x" * 100_000)
     env = {"PATH": os.environ["PATH"], **shared_fs.env}
 
@@ -60,7 +60,7 @@ def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:  # noqa: F811
     assert run("cat /none 2> >(true); exit $?")[0] == 5
 
 
-def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) -> None:  # noqa: F811
+def test_ctrl_c_ends_a_copy_with_130_and_leaves_no_half_file(shared_fs: TestFs) -> None:
     copy = subprocess.Popen(
         [sys.executable, "-m", "fsd", "cp", "-", ":/half"],
         env={"PATH": os.environ["PATH"], **shared_fs.env},

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from support.cli import Outcome, process
-from support.server import TestFs, shared_fs, shared_server  # noqa: F401
+from support.server import TestFs
 
 from fsd.host.seam import Host
 from fsd.kernel.options import mount_id
@@ -66,7 +66,7 @@ class Left:
 
 
 @pytest.fixture
-def left(shared_fs: TestFs, tmp_path: Path) -> Left:  # noqa: F811
+def left(shared_fs: TestFs, tmp_path: Path) -> Left:
     made = Left(shared_fs, tmp_path / "state", tmp_path / "m")
     made.refuse(*OPS)
     return made

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from support.cli import TOKEN, process
-from support.server import TestFs, shared_fs, shared_server  # noqa: F401
+from support.server import TestFs
 
 # Each costs tens of milliseconds of every command.
 HEAVY = "pyfuse3 trio anyio starlette uvicorn boto3 psycopg httpx httpcore argparse jmespath zstandard"
@@ -37,7 +37,7 @@ def loaded(env: dict[str, str], *argv: str) -> list[str]:
     return done.stderr.splitlines()[-1].split()
 
 
-def test_a_direct_command_loads_nothing_heavy(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_direct_command_loads_nothing_heavy(shared_fs: TestFs) -> None:
     env = shared_fs.env
     assert loaded(env, "journal", "create", "j", "--output", "text") == ["0"]
     assert loaded(env, "journal", "append", "j", "--entry-json", '{"type":"a"}', "--output", "json") == ["0"]

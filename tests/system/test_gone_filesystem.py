@@ -11,8 +11,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from support.sandbox import Sandbox, short_dir  # noqa: F401
-from support.server import Server, shared_server  # noqa: F401
+from support.sandbox import Sandbox
+from support.server import Server
 
 from fsd.vfs.commit import RETRY_DENIED
 
@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def box(shared_server: Server, short_dir: Path) -> Iterator[Sandbox]:  # noqa: F811
+def box(shared_server: Server, short_dir: Path) -> Iterator[Sandbox]:
     """A mount with one committed file, whose filesystem is deleted then while more is being written."""
     made = Sandbox(short_dir / "a", shared_server.create())
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.cli import Outcome, process
 from support.processes import die_with_parent
-from support.server import TestFs, clean_env, shared_fs, shared_server  # noqa: F401
+from support.server import TestFs, clean_env
 from support.wait import wait_for
 
 from fsd.client import grep as searching
@@ -40,7 +40,7 @@ def lines(found: Outcome) -> list[tuple[str, int, str]]:
     return [(m["path"], m["line"], m["text"]) for m in found.json["matches"]]
 
 
-def test_lines_of_files_in_order(shared_fs: TestFs) -> None:  # noqa: F811
+def test_lines_of_files_in_order(shared_fs: TestFs) -> None:
     put(shared_fs, "/b", b"one\nTODO two\r\nthree\nTODO last")
     put(shared_fs, "/a/x", "todo ä\nTODO ö\n".encode())
     put(shared_fs, "/a/binary", b"TODO\0")
@@ -68,7 +68,7 @@ def test_lines_of_files_in_order(shared_fs: TestFs) -> None:  # noqa: F811
     assert lines(old) == [("/b", 4, "TODO last")]
 
 
-def test_bounds_and_refusals(shared_fs: TestFs) -> None:  # noqa: F811
+def test_bounds_and_refusals(shared_fs: TestFs) -> None:
     for number in range(70):  # more than one batch
         put(shared_fs, f"/d/{number:02}", b"x\n" * 3)
     some = grep(shared_fs, "x", "/d", "--limit", "200")
@@ -81,7 +81,7 @@ def test_bounds_and_refusals(shared_fs: TestFs) -> None:  # noqa: F811
     assert grep(shared_fs, "x", "relative").code == 2
 
 
-def test_a_long_line_is_searched_in_parts(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_long_line_is_searched_in_parts(shared_fs: TestFs) -> None:
     put(shared_fs, "/long", b"a" * (2 * GREP_LINE_MAX + 5) + b"needle\nneedle\n")
     api = Files(Http(data_identity(Claim(token=shared_fs.token)), Host()))
     found = searching.grep(api, b"/long", searching.compiled("needle", ignore_case=False), 10)
@@ -89,7 +89,7 @@ def test_a_long_line_is_searched_in_parts(shared_fs: TestFs) -> None:  # noqa: F
     assert len(found.matches[0]["text"]) <= GREP_LINE_SHOWN
 
 
-def test_only_what_is_there_is_a_line(shared_fs: TestFs) -> None:  # noqa: F811
+def test_only_what_is_there_is_a_line(shared_fs: TestFs) -> None:
     put(shared_fs, "/ended", b"a\n\nb\n")
     put(shared_fs, "/open", b"a\n\nb")
     put(shared_fs, "/empty", b"")
@@ -98,7 +98,7 @@ def test_only_what_is_there_is_a_line(shared_fs: TestFs) -> None:  # noqa: F811
     assert [m[:2] for m in lines(grep(shared_fs, "", "/open"))] == [("/open", 1), ("/open", 2), ("/open", 3)]
 
 
-def test_a_long_line_is_told_once_and_cut_between_characters(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_long_line_is_told_once_and_cut_between_characters(shared_fs: TestFs) -> None:
     put(shared_fs, "/long", b"a" + "ä".encode() * GREP_LINE_MAX + b"\nend\n")
     found = grep(shared_fs, "ä|end", "/long")
     assert [line for _, line, _ in lines(found)] == [1, 2]
@@ -106,7 +106,7 @@ def test_a_long_line_is_told_once_and_cut_between_characters(shared_fs: TestFs) 
     assert "text_b64" not in first and len(first["text"].encode()) == GREP_LINE_SHOWN - 1
 
 
-def test_a_link_is_followed_where_it_is_named(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_link_is_followed_where_it_is_named(shared_fs: TestFs) -> None:
     put(shared_fs, "/d/f", b"x\n")
     for link, target in (("/to-file", "d/f"), ("/to-directory", "d"), ("/d/inside", "f")):
         got = shared_fs.ask("POST", "/actions", {"action": "symlink", "path": link, "target": target})
@@ -115,7 +115,7 @@ def test_a_link_is_followed_where_it_is_named(shared_fs: TestFs) -> None:  # noq
         assert lines(grep(shared_fs, "x", top)) == [("/d/f", 1, "x")], top
 
 
-def test_ctrl_c_ends_an_expression_that_explodes(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_ctrl_c_ends_an_expression_that_explodes(shared_fs: TestFs, tmp_path: Path) -> None:
     put(shared_fs, "/f", b"a" * 60 + b"!\n")
     with (tmp_path / "err").open("wb") as err:
         running = subprocess.Popen(
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_an_expression_that_explodes(shared_fs: TestFs, tmp_path: Pa
         running.wait(60)
 
 
-def test_as_it_was(shared_fs: TestFs, tmp_path: Path) -> None:  # noqa: F811
+def test_as_it_was(shared_fs: TestFs, tmp_path: Path) -> None:
     put(shared_fs, "/f", b"before\n")
     made = shared_fs.ask("POST", "/checkpoints", {}).json["checkpoint_id"]
     put(shared_fs, "/f", b"after\n")

@@ -11,7 +11,7 @@ import pytest
 from support import proxy as faults
 from support.proxy import FaultProxy, on
 from support.reading import audit_all, committed_tree, remote_for
-from support.server import Server, TestFs, server, shared_fs, shared_server  # noqa: F401
+from support.server import Server, TestFs
 
 from fsd.model import blocks
 from fsd.model.attrs import ROOT_INO, Attr, Entry, make_ino
@@ -58,7 +58,7 @@ class Client:
         return answer
 
 
-def test_every_call_of_a_mount(shared_fs: TestFs) -> None:  # noqa: F811
+def test_every_call_of_a_mount(shared_fs: TestFs) -> None:
     remote = remote_for(shared_fs.token)
     client = Client(remote)
     assert client.start.previous is None and client.start.block_size == 1 << 20
@@ -110,7 +110,7 @@ def test_every_call_of_a_mount(shared_fs: TestFs) -> None:  # noqa: F811
     assert set(committed_tree(shared_fs.token)) == {"a", "b"}
 
 
-def test_a_wrong_ticket_is_a_fork_of_the_session(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_wrong_ticket_is_a_fork_of_the_session(shared_fs: TestFs) -> None:
     client = Client(remote_for(shared_fs.token))
     ops, blob = client.file(b"a", b"x")
     client.commit(ops, [blob])
@@ -120,7 +120,7 @@ def test_a_wrong_ticket_is_a_fork_of_the_session(shared_fs: TestFs) -> None:  # 
         client.commit(more, [other])
 
 
-def test_a_wrong_token_is_told_and_not_shown(shared_fs: TestFs) -> None:  # noqa: F811
+def test_a_wrong_token_is_told_and_not_shown(shared_fs: TestFs) -> None:
     wrong = shared_fs.token[:-4] + "AAAA"
     with pytest.raises(NotAuthenticated) as caught:
         remote_for(wrong).ask([(LIST, ROOT_INO, b"", 1)], 5)
@@ -143,7 +143,7 @@ def test_a_wrong_token_is_told_and_not_shown(shared_fs: TestFs) -> None:  # noqa
     ids=lambda fault: f"{fault.kind}{'' if fault.acts else ' before'}",
 )
 def test_a_commit_repeated_until_answered_is_one_commit(
-    shared_fs: TestFs,  # noqa: F811
+    shared_fs: TestFs,
     fault: faults.Fault,
 ) -> None:
     with FaultProxy(shared_fs.server.url) as proxy:
@@ -165,7 +165,7 @@ def test_a_commit_repeated_until_answered_is_one_commit(
     assert len(committed_tree(shared_fs.token)) == 6
 
 
-def test_the_feed_waits_and_wakes(shared_fs: TestFs) -> None:  # noqa: F811
+def test_the_feed_waits_and_wakes(shared_fs: TestFs) -> None:
     client = Client(remote_for(shared_fs.token))
     seq = client.start.seq
     began = time.monotonic()
@@ -190,7 +190,7 @@ def test_the_feed_waits_and_wakes(shared_fs: TestFs) -> None:  # noqa: F811
     assert heard and heard[0] - done < 20
 
 
-def test_a_server_killed_and_started_again_is_the_same(server: Server) -> None:  # noqa: F811
+def test_a_server_killed_and_started_again_is_the_same(server: Server) -> None:
     fs = server.create()
     client = Client(remote_for(fs.token, server.url))
     ops, blob = client.file(b"a", b"x" * 10_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import process
-from support.sandbox import Sandbox, sandbox, short_dir  # noqa: F401 - a fixture
+from support.sandbox import Sandbox, sandbox
 from support.server import Server
 from support.wait import wait_for
 
@@ -42,7 +42,7 @@ def cut_off(box: Sandbox) -> bool:
     return bool(box.status()["read_only"])
 
 
-def test_mounts_of_a_service_that_was_set_back(server: Server, short_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_mounts_of_a_service_that_was_set_back(server: Server, short_dir: Path, tmp_path: Path) -> None:
     fs = server.create()
     with sandbox(short_dir / "a", fs) as first:
         put(first.mountpoint / "old", b"old")
@@ -92,7 +92,7 @@ def test_mounts_of_a_service_that_was_set_back(server: Server, short_dir: Path, 
     assert process("audit", "--data-dir", os.fspath(server.data_dir)).code == 0
 
 
-def test_a_state_directory_removed_under_a_mount(server: Server, short_dir: Path) -> None:  # noqa: F811
+def test_a_state_directory_removed_under_a_mount(server: Server, short_dir: Path) -> None:
     fs = server.create()
     with sandbox(short_dir / "a", fs) as box:
         for name in ("before", "after"):
