@@ -95,7 +95,7 @@ def test_forks_and_checkpoints_take_few_round_trips(bench: Bench) -> None:
     def asked(effect: Callable[[Tx], Any]) -> int:
         def count(tx: Tx) -> int:
             counted = Asked(tx)
-            effect(counted)  # type: ignore[arg-type]
+            effect(counted)
             return counted.count
 
         return service.db.write(count)

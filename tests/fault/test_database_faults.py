@@ -279,7 +279,7 @@ def test_nothing_is_brought_into_the_database_without_syncing(
             return super().execute(sql, *parameters)
 
     def settings(ask: Callable[[str], sqlite3.Cursor]) -> tuple[int, int]:
-        return tuple(ask(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "wal_autocheckpoint"))  # type: ignore[return-value]
+        return tuple(ask(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "wal_autocheckpoint"))
 
     monkeypatch.setattr(sqlite3, "connect", lambda *given, **more: real(*given, factory=Watched, **more))
     db = open_database(tmp_path, Host())

@@ -228,7 +228,7 @@ def no_room_to_set_apart(client: Client, times: int) -> list[int]:
             raise NoSpace("the test's disk is full")
         return write(kind, *args, **more)
 
-    log._write = full  # type: ignore[method-assign,assignment]
+    log._write = full  # type: ignore[method-assign]
     return tries
 
 

@@ -76,7 +76,7 @@ def test_every_call_of_a_mount(shared_fs: TestFs) -> None:
     questions = [
         (LOOKUP, ROOT_INO, b"a", 100),
         (LIST, ROOT_INO, b"", 100),
-        (ATTRS, (ops[0].ino, 999)),  # type: ignore[union-attr]
+        (ATTRS, (ops[0].ino, 999)),
         (TREE, ROOT_INO, 100),
         (PATH, (b"a", b"x")),
         (LOOKUP, ROOT_INO, b"nothing", 0),
