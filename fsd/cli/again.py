@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import Final
 
 from fsd.client.files import Files, PutOptions, join
 from fsd.client.http import BytesBody
 from fsd.client.sources import LocalFile
 from fsd.client.transfer import stat_or_none
 from fsd.model.errors import Conflict, FsdError, Unsupported
+from fsd.model.limits import BESIDE_TRIES
 from fsd.model.names import conflict_name, show
 from fsd.model.ops import Content, Create, Rename, Setattr, Setxattr
 from fsd.vfs.decide import Kept
-
-TRIES: Final = 100  # names beside
 
 
 class Again:
@@ -117,7 +115,7 @@ class Again:
             gone = known is not None and exc.details.get("revision", 0) is None
         parent, name = os.path.split(path)
         now = self._api.http.host.wall_ns()
-        names = [join(parent, conflict_name(name, self._label, now, at)) for at in range(TRIES)]
+        names = [join(parent, conflict_name(name, self._label, now, at)) for at in range(BESIDE_TRIES)]
         for at in [path, *names] if gone else names:
             try:
                 self._placed[ino] = at, put(at, None)

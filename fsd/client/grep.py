@@ -16,11 +16,10 @@ from typing import Final
 from fsd.client.files import Files, FindFilter, JsonObject, raw_path
 from fsd.client.pool import Workers
 from fsd.model.errors import Conflict, NotFound, UsageError
-from fsd.model.limits import COPY_PARALLEL, GREP_LINE_MAX, GREP_LINE_SHOWN
+from fsd.model.limits import COPY_PARALLEL, GREP_LINE_MAX, GREP_LINE_SHOWN, GREP_TRIES
 from fsd.model.names import show
 
 _BATCH: Final = 64  # files between two looks at the limit
-_TRIES: Final = 5  # of a file that changes while it is read
 
 
 @dataclass(slots=True)
@@ -64,7 +63,7 @@ def _search(api: Files, paths: list[bytes], pattern: re.Pattern[str], limit: int
     lines: dict[int, list[JsonObject] | None] = {}
 
     def look(at: int, path: bytes) -> None:
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(GREP_TRIES)):
             try:
                 lines[at] = _lines_of(api, path, pattern, limit + 1)
                 return

@@ -35,10 +35,12 @@ from fsd.model.limits import (
     CONNECT_TIMEOUT,
     ERROR_BODY_MAX,
     HEAD_MAX,
+    IDLE_CONNECTIONS_MAX,
     JSON_ANSWER_MAX,
     KIB,
     PATIENCE_BYTES,
     RETRY_FOR,
+    SERVER_FAULT_TRIES,
 )
 from fsd.model.token import redact
 from fsd.remote.failures import unavailable
@@ -52,10 +54,8 @@ _LOADS: Final[Loads] = json.loads  # `Http` has a method called json
 
 CHUNK: Final = 256 * 1024
 _TARGET_MAX: Final = HEAD_MAX - 12 * KIB  # the rest of a head: the token and other headers
-IDLE_MAX: Final = 16
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MAX: Final = 2.0
-SERVER_FAULT_TRIES: Final = 3  # an answer that says "internal error" is asked for so often
 
 
 class Body(Protocol):
@@ -502,7 +502,7 @@ class Http:
     def give_back(self, connection: HTTPConnection) -> None:
         """Called by `Reply` alone: its answer was read to the end."""
         with self._lock:
-            if len(self._idle) < IDLE_MAX and not self._stopped.is_set():
+            if len(self._idle) < IDLE_CONNECTIONS_MAX and not self._stopped.is_set():
                 self._idle.append(connection)
                 return
         connection.close()

@@ -39,6 +39,7 @@ from fsd.host.files import lock_directory, write_durable
 from fsd.host.processes import users
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
+from fsd.model.limits import PUSHES_MAX
 from fsd.model.names import show
 
 STATE: Final = "state"
@@ -48,7 +49,6 @@ STATE_FORMAT: Final = 1
 LOOK_AFTER: Final = 1.0
 KILL_AFTER: Final = 3.0  # seconds a command has to end after a signal was passed on to it
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-PUSHES: Final = 3  # while processes that outlive the command go on changing what was pushed
 LEASED: Final = "nothing was run: its changes could not be pushed; `fsd cp -r` copies the tree out to read"
 
 
@@ -309,7 +309,7 @@ def _have_top(tree: Path) -> None:
 
 def _push_until_settled(files: Files, work: _Work, result: RunResult) -> bool:
     """Push, again where processes that outlived the command wrote meanwhile; False: they go on."""
-    for _ in range(PUSHES):
+    for _ in range(PUSHES_MAX):
         _have_top(work.directory / TREE)
         push(files, work.remote, work.tree, work.base, work.moved, work.label, result.pushed)
         # First who is at work, then what is there: of who ended in between, all that was written is seen.

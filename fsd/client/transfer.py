@@ -27,8 +27,6 @@ from fsd.model.errors import (
 from fsd.model.limits import COPY_PARALLEL
 from fsd.model.names import show, split_path, split_typed
 
-CHANGED_TRIES: Final = 3  # a local file that changes while copied is begun again so often
-
 # Errors after which no other file would fare better.
 FATAL: Final = (NotAuthenticated, Unavailable, NoSpace, QuotaExceeded)
 STEP_COUNTS: Final = ("files", "directories", "symlinks", "skipped", "bytes")  # of a step on the server

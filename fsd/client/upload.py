@@ -15,7 +15,6 @@ from fsd.client.files import Files, JsonObject, PutOptions, join, raw_path, raw_
 from fsd.client.pool import Workers
 from fsd.client.sources import DataBody, LocalChanged, LocalFile, Metered, StreamBody, local_error, told
 from fsd.client.transfer import (
-    CHANGED_TRIES,
     CopyOptions,
     CopyResult,
     Meter,
@@ -27,6 +26,7 @@ from fsd.client.transfer import (
     stat_or_none,
 )
 from fsd.model.errors import Conflict, FsdError, UsageError
+from fsd.model.limits import CHANGED_TRIES
 from fsd.model.names import show
 from fsd.model.times import storable
 

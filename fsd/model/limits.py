@@ -1,7 +1,8 @@
 """Every bound of the product, in one place.
 
 Sizes are bytes, times seconds, unless the name says otherwise. Each has a behaviour at the bound and a
-test there; the docs give the same numbers (design section 9).
+test there; the docs give the same numbers (design section 9). What bounds nothing (paces, sizes from which
+another way is faster, the largest number of a field) stands with its reason in the module that uses it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ DIR_INLINE_MAX: Final = 10_000  # entries that travel with a lookup
 BLOBS_GET_MAX: Final = 256
 BLOBS_GET_BYTES: Final = 16 * MIB
 NS_BATCH_MAX: Final = 256  # questions in one namespace request
+NS_ENTRIES_MAX: Final = 4 * DIR_INLINE_MAX  # of one request in all; past that directories are left out
 NS_BYTES_MAX: Final = 64 * MIB  # of one answer to them, about: listings are cut there, the rest is refused
 LIST_PAGE_BYTES: Final = 4 * MIB  # of tags in a JSON page; it ends there
 LIST_SCAN_MAX: Final = 20_000  # rows one request with filters looks at; the answer says where to go on
@@ -177,6 +179,19 @@ CACHE_BEHIND: Final = 4 * MIB  # of blobs that wait to be stored there
 CACHE_PAUSE: Final = 30.0  # after a full or broken disk the cache stores nothing for so long
 CACHE_TOUCH: Final = 60.0  # how exact a cached file's time of last use is
 
+# Tries while others change things meanwhile, or a server is not itself.
+BESIDE_TRIES: Final = 100  # names a client tries for what it puts beside
+BESIDE_NAMES_MAX: Final = 10_000  # and the server, within one commit
+CHANGED_TRIES: Final = 3  # a local file that changes while copied is begun again so often
+GREP_TRIES: Final = 5  # a remote file that changes while it is read
+PUSHES_MAX: Final = 3  # of `fsd run`, while processes that outlive the command change what was pushed
+APPEND_FOLDS_MAX: Final = 8  # times an append plans again because its last block had to be folded
+COMMIT_FOLDS_MAX: Final = 64  # blocks folded for one commit; after that an append becomes a copy
+PACK_MOVES_MAX: Final = 4  # times a blob is looked up again because its pack has gone
+SERVER_FAULT_TRIES: Final = 3  # an answer that says "internal error" is asked for so often
+INTERIM_MAX: Final = 8  # 1xx answers before the real one
+IDLE_CONNECTIONS_MAX: Final = 16  # a client of direct commands keeps open
+
 # Sessions.
 SESSION_BITS: Final = 23
 INO_COUNTER_BITS: Final = 40
@@ -236,6 +251,7 @@ COMPARES_MAX: Final = 4  # differences, restores and histories at the same time;
 DIFF_ROWS_MAX: Final = 500_000  # changed rows of one difference; more are refused
 DIFF_PAGE_MAX: Final = 10_000  # changes of one answer
 HISTORY_GONE_MAX: Final = 10_000  # removed files looked through for one that had a name
+HISTORY_PAGES_MAX: Final = 40  # of so many states looked through for a file that was removed
 HISTORY_STATES_MAX: Final = 500  # retained states one request for a file's history looks at
 RESTORE_OPS_MAX: Final = 500_000  # of one path; a whole tree is restored by its rows
 FEED_TOLD_MAX: Final = 20_000  # names and inodes one commit tells the feed; after more, readers start over

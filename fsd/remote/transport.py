@@ -21,13 +21,12 @@ from typing import Final, NamedTuple
 
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
-from fsd.model.limits import ERROR_BODY_MAX, KIB
+from fsd.model.limits import ERROR_BODY_MAX, INTERIM_MAX, KIB
 from fsd.remote.failures import unavailable
 from fsd.remote.resolve import Address, Resolver
 
 _HEAD_MAX: Final = 64 * KIB
 _LINE_MAX: Final = 4 * KIB
-_INTERIM_MAX: Final = 8  # 1xx answers before the real one
 _GROUP: Final = 1000  # pieces in one sendmsg; IOV_MAX is 1024
 _RECV: Final = 64 * KIB  # larger buffers are mapped and unmapped for each call
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|$)")
@@ -319,7 +318,7 @@ class Connection:
         return True
 
     def _receive(self, clock: _Clock, body_max: int, reused: bool) -> tuple[Answer, bool]:
-        for _ in range(_INTERIM_MAX):
+        for _ in range(INTERIM_MAX):
             status, headers, keep = self._head(clock, reused)
             if status >= 200:
                 break

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, InternalError, PosixError, UsageError
-from fsd.model.limits import FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
+from fsd.model.limits import APPEND_FOLDS_MAX, FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
 from fsd.model.spans import Span, read_spans, total, write_spans
 from fsd.server import actions
@@ -68,7 +68,6 @@ ONE: Final = "/v1/file-systems/{id}"
 CHECK_FIRST: Final = 4 * MIB  # of a body larger than this, path and conditions are checked before it is read
 NOTHING: Final = Uploaded(0, (), None)
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
-FOLDS_MAX: Final = 8  # times an append plans again because its last block had to be folded
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -366,7 +365,7 @@ def _finish_put(
     content = uploading.finish()
     call = _put_call(request, who, content)
     folded: Folded | None = None
-    for _ in range(FOLDS_MAX):
+    for _ in range(APPEND_FOLDS_MAX):
         try:
             return change(
                 ctx,

@@ -35,7 +35,7 @@ from fsd.model.errors import (
     Unavailable,
     UsageError,
 )
-from fsd.model.limits import APPLIED_KEEP, COMMIT_OPS_MAX, INO_COUNTER_BITS
+from fsd.model.limits import APPLIED_KEEP, COMMIT_FOLDS_MAX, COMMIT_OPS_MAX, INO_COUNTER_BITS
 from fsd.model.ops import CONTENT, CREATE, REFUSED, REMOVALS, Op, Outcome
 from fsd.service import rows
 from fsd.service.access import FsRef, Grant, hold_tree
@@ -61,7 +61,6 @@ NEVER_MADE: Final = "the creation of what it is about was refused"
 OPNO_MAX: Final = 2**62  # the next number fits a database column too
 _DIGEST: Final = 8
 _APPLIED: Final = struct.Struct(f">Q{_DIGEST}s")
-_FOLDS_MAX: Final = 64  # blocks folded for one commit; after that an append becomes a copy
 
 
 class WhenCopied(Protocol):
@@ -400,7 +399,7 @@ class _Folding:
 
     def fold(self, parts: Parts) -> None:
         """Make one blob of what `parts` show, and remember it. Past the bound: no appends any more."""
-        if self.folds is None or len(self.folds) >= _FOLDS_MAX:
+        if self.folds is None or len(self.folds) >= COMMIT_FOLDS_MAX:
             self.folds = None
             return
         found = self._packs.read(self._fs.id, [one for one in blocks.hashes(parts) if one not in self._own])

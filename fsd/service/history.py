@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
 from fsd.model.errors import NotFound, PosixError
-from fsd.model.limits import HISTORY_GONE_MAX, HISTORY_STATES_MAX
+from fsd.model.limits import HISTORY_GONE_MAX, HISTORY_PAGES_MAX, HISTORY_STATES_MAX
 from fsd.model.names import show
 from fsd.model.times import rfc3339
 from fsd.service.access import FsRef
@@ -30,10 +30,9 @@ PINS_SQL: Final = (
     "ORDER BY seq DESC LIMIT ?"
 )
 # Files removed last: where each was.
-GONE_SQL: Final = "SELECT ino, parent, name FROM gone WHERE fs=? AND seq<=? ORDER BY seq DESC LIMIT ?"
+GONE_SQL: Final = "SELECT ino, parent, name FROM gone WHERE fs=? ORDER BY seq DESC LIMIT ?"
 _NEWEST: Final = 2**62
 Path = tuple[bytes, ...]
-_PAGES_MAX: Final = 40  # of states that are looked through for a file that was removed
 
 
 class _State(NamedTuple):
@@ -159,7 +158,7 @@ def newest_with(tx: Tx, fs: FsRef, components: Sequence[bytes]) -> tuple[int, Pa
 def _looked_through(tx: Tx, fs: FsRef) -> Iterator[_State]:
     """The retained states, newest first, as many as are looked through for something that was removed."""
     before: int | None = None
-    for _ in range(_PAGES_MAX):
+    for _ in range(HISTORY_PAGES_MAX):
         states = list(_states(tx, fs, before, HISTORY_STATES_MAX))
         yield from states
         if len(states) < HISTORY_STATES_MAX:
@@ -175,7 +174,7 @@ def _removed(tx: Tx, fs: FsRef, path: Path) -> int:
     above = _look(tx, state, path[:-1])
     if above is None:
         return 0
-    rows = tx.all(GONE_SQL, (fs.id, _NEWEST, HISTORY_GONE_MAX))
+    rows = tx.all(GONE_SQL, (fs.id, HISTORY_GONE_MAX))
     return next((int(ino) for ino, parent, name in rows if (parent, name) == (above.ino, path[-1])), 0)
 
 

@@ -13,7 +13,7 @@ from fsd.meta.database import Database, Tx
 from fsd.meta.sql import chunks, in_list, values_list
 from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.errors import TooLarge, UsageError
-from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX, NS_BYTES_MAX
+from fsd.model.limits import DIR_INLINE_MAX, NS_BATCH_MAX, NS_BYTES_MAX, NS_ENTRIES_MAX
 from fsd.service import queries
 from fsd.service.access import FsRef
 from fsd.service.retained import At, state_of
@@ -21,7 +21,6 @@ from fsd.service.view import decode_xattrs
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, PATH, TREE
 
 _XATTRS: Final = Attr._fields.index("xattrs")
-_ENTRIES_MAX: Final = 4 * DIR_INLINE_MAX  # of one request in all; past that directories are left out
 _COUNT_MAX: Final = 4096  # inodes or blocks of one question
 _TREE_DIRS: Final = 200  # directories read by one query
 _PATH_MAX: Final = 256
@@ -179,7 +178,7 @@ class _Asking:
 
     def __init__(self, tx: Tx, fs: int, at: int | None) -> None:
         self.tx, self.fs, self.at = tx, fs, at
-        self.left = _ENTRIES_MAX
+        self.left = NS_ENTRIES_MAX
         self.room = NS_BYTES_MAX
 
     def answer(self, kind: str, args: tuple[Any, ...]) -> Any:

@@ -23,7 +23,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
 from fsd.model.errors import DamagedBody, IntegrityError, NoSpace, NotFound, TooLarge, Unavailable
-from fsd.model.limits import KIB, PACK_INLINE_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX, UPLOAD_MAX
+from fsd.model.limits import KIB, PACK_INLINE_MAX, PACK_MOVES_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX, UPLOAD_MAX
 from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
 from fsd.service.retained import source
@@ -31,7 +31,6 @@ from fsd.wire.frame import Blob, pack_pieces, verify
 
 _PACK_FORMAT: Final = 1
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
-_MOVES_MAX: Final = 4  # times a blob is looked up again because its pack has gone
 _GAP: Final = 64 * KIB  # unwanted bytes between two blobs of a pack that are cheaper read than skipped
 
 
@@ -254,7 +253,7 @@ class Packs:
 
     def _fetch(self, fs: int, locations: list[Location]) -> dict[bytes, Blob]:
         blobs, moved = self.fetch(locations)
-        for _ in range(_MOVES_MAX):
+        for _ in range(PACK_MOVES_MAX):
             if not moved:
                 return blobs
             # A pack that has gone since was rewritten, or its blobs swept: look once more where they are now.

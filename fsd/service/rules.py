@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 from fsd.model.attrs import ROOT_INO
 from fsd.model.blocks import Parts
 from fsd.model.errors import PosixError
+from fsd.model.limits import BESIDE_NAMES_MAX
 from fsd.model.names import LOST_DIR, check_name, conflict_name, show
 from fsd.model.ops import CONFLICT, Op, Outcome
 from fsd.service.view import GoneFile, Name, NameKey, Node, View
 
 ID_MAX: Final = 2**32 - 1
-_NAME_TRIES: Final = 10_000
 NOTHING: Final = 0  # no inode
 
 
@@ -130,7 +130,7 @@ class Rules:
 
     def free_name(self, parent: int, name: bytes, time: int) -> Name:
         """An absent entry called NAME.conflict-… in `parent`."""
-        for attempt in range(_NAME_TRIES):
+        for attempt in range(BESIDE_NAMES_MAX):
             slot = self.view.slot(parent, conflict_name(name, self.mount, time, attempt))
             if not slot.ino:
                 return slot

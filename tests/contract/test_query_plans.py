@@ -186,7 +186,7 @@ KEYS = {
             ["SEARCH checkpoint USING INDEX checkpoint_thread (fs=? AND thread=? AND rowid>?)"],
         ),
         (feed.MADE_AT, ["SEARCH change USING PRIMARY KEY (fs=? AND seq=?)"]),
-        (history.GONE_SQL, ["SEARCH gone USING INDEX gone_seq (fs=? AND seq<?)"]),
+        (history.GONE_SQL, ["SEARCH gone USING INDEX gone_seq (fs=?)"]),
         (history.PINS_SQL, ["SEARCH pin USING INDEX pin_seq (fs=? AND seq<?)"]),
         (
             barriers.ASKS_SQL,
