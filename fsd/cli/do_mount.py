@@ -299,10 +299,11 @@ def conflicts(context: Context, args: SimpleNamespace) -> Document:
     found = sorted(leases.conflicts(remote_path(args.path)), key=raw_path)
 
     def text(value: Any) -> str:
-        return "".join(
-            f"{c['reason']}  {shown_name(c, 'path')}  for {c['original']}  by {c['host']}:{c['mount']}  "
-            f"{c['at']}  {c['detail']}\n"
-            for c in value["conflicts"]
-        )
+        lines = []
+        for c in value["conflicts"]:
+            by = ":".join(part for part in (c["host"], c["mount"]) if part)  # `fsd run` has no mount
+            path, told = shown_name(c, "path"), f"{c['at']}  {c['detail']}"
+            lines.append(f"{c['reason']}  {path}  for {c['original']}  by {by}  {told}\n")
+        return "".join(lines)
 
     return Document({"path": args.path, "conflicts": found}, text=text)

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from fsd.client.http import CHUNK, Body, Http, Query, Reply, Tries, encode_path
 from fsd.model.errors import Conflict, IntegrityError, Unavailable, UsageError
@@ -21,7 +21,6 @@ from fsd.model.spans import Span, read_spans, total, write_spans
 from fsd.model.times import storable
 
 JsonObject = dict[str, Any]
-ROOT: Final = b"/"
 
 
 def raw_path(stat: Mapping[str, Any]) -> bytes:
@@ -286,6 +285,12 @@ class Files:
 
     def hardlink(self, source: bytes, path: bytes) -> JsonObject:
         return self.action("hardlink", source=source, path=path)
+
+    def note_conflict(self, path: bytes, original: bytes, host: str, detail: str) -> JsonObject:
+        """Have the record of conflicts list `path` as what was meant for `original`; `host` says whose it is.
+        May be repeated. Raises `NotFound` when nothing is there; older servers refuse it."""
+        body = {"original": json_name(original), "host": host, "detail": detail}
+        return self.http.json("POST", self._route("conflicts", path), body=body)
 
     def setxattr(self, path: bytes, name: bytes, value: bytes) -> JsonObject:
         return self.action("setxattr", path=path, name=name, value_b64=base64.b64encode(value).decode())

@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fsd.client.files import Files, JsonObject, join, raw_target
 from fsd.client.pool import Workers
@@ -21,10 +21,8 @@ from fsd.client.sources import local_error, told
 from fsd.client.transfer import FATAL, CopyOptions, CopyResult, Failure, Meter, stat_or_none
 from fsd.client.upload import put_file
 from fsd.model.errors import Conflict, FsdError, NotFound
-from fsd.model.limits import COPY_PARALLEL
+from fsd.model.limits import BESIDE_TRIES, COPY_PARALLEL, LISTED_MAX
 from fsd.model.names import conflict_name, show
-
-CONFLICT_TRIES: Final = 100
 
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
 
@@ -316,7 +314,7 @@ class _Push:
         """Make it under a conflict name beside `goal` (or, before that, at `first`)."""
         parent, name = os.path.split(goal)
         now = self.files.http.host.wall_ns()
-        names = [join(parent, conflict_name(name, self.label, now, at)) for at in range(CONFLICT_TRIES)]
+        names = [join(parent, conflict_name(name, self.label, now, at)) for at in range(BESIDE_TRIES)]
         for at in [first, *names] if first is not None else names:
             try:
                 return at, make(at)
@@ -327,6 +325,12 @@ class _Push:
 
     def _clash(self, below: bytes, kept_as: bytes, reason: str) -> None:
         """From now on it is `kept_as`, whatever is done to it here: the name is the other's."""
+        goal = join(self.remote, below)
+        if kept_as != goal:
+            try:
+                self.files.note_conflict(kept_as, goal, self.label[:LISTED_MAX], reason[:LISTED_MAX])
+            except FsdError as exc:  # the copy is there, and told; only the server's list lacks it
+                reason += f"; not in the list of `fsd conflicts`: {exc.message}"
         with self.lock:
             self.moved[below] = kept_as
             self.done.conflicts.append(Clash(show(below), show(kept_as), reason))

@@ -1,5 +1,5 @@
 """Leases by a token: the locks of `fsd lock`, and keeping, giving up and listing leases of both kinds. And
-what conflicts between mounts left.
+the record of what conflicts put beside.
 
 A mount's writer lease comes with its session (`POST …/sessions`, `exclusive`).
 """
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from fsd.meta.database import Tx
 from fsd.model.errors import UsageError
-from fsd.model.limits import LEASE_TTL
+from fsd.model.limits import LEASE_TTL, LISTED_MAX
 from fsd.model.times import rfc3339
 from fsd.server.context import (
     context,
@@ -33,9 +33,11 @@ from fsd.server.context import (
 )
 from fsd.server.route import RouteDef, route
 from fsd.server.tree_json import field_path, from_b64, kind_of_mode, named, path_of
-from fsd.service.conflicts import Conflict
+from fsd.service.access import hold_tree
+from fsd.service.conflicts import Conflict, note_copy
 from fsd.service.idempotency import Answer
 from fsd.service.leases import Exclusive
+from fsd.service.tree import resolve
 from fsd.service.writers import Lease
 
 ONE: Final = "/v1/file-systems/{id}"
@@ -122,6 +124,30 @@ async def list_conflicts(request: Request) -> Response:
     return json_response({"conflicts": [_conflict(one) for one in found], "next_cursor": cursor})
 
 
+async def note_conflict(request: Request) -> Response:
+    """Put something into the record of conflicts: what a client put beside at the path itself."""
+    ctx = context(request)
+    fs, who = await ctx.who(request)
+    body, _ = await read_json(request)
+    only(body, "original", "host", "detail")
+    copy, original = path_of(request), field_path(body, "original")
+    host, detail = string(body, "host") or "", string(body, "detail") or ""
+    if max(len(host), len(detail)) > LISTED_MAX:
+        raise UsageError(f"host and detail have at most {LISTED_MAX} characters")
+
+    def note(tx: Tx) -> int:
+        seq, _ = hold_tree(tx, fs, who)
+        place = resolve(tx, fs.id, copy, itself=True)
+        wanted = b"/" + b"/".join(part for part in original if part)
+        now = ctx.host.wall_ns()
+        note_copy(tx, fs.id, place, original=wanted, host=host, reason=detail, seq=seq, now=now)
+        return seq
+
+    service = ctx.service
+    seq = await ctx.run(lambda: service.forks.when_copied(fs, lambda: service.db.write(note)))
+    return json_response({"status": "ok", "fs_seq": seq})
+
+
 def _cursor(request: Request) -> tuple[int, bytes] | None:
     text = request.query_params.get("cursor")
     if not text:
@@ -175,4 +201,5 @@ def routes() -> list[RouteDef]:
         route("POST", ONE + "/leases/{fence}/renew", renew_lease),
         route("POST", ONE + "/leases/{fence}/release", release_lease),
         route("GET", ONE + "/conflicts/{path:path}", list_conflicts),
+        route("POST", ONE + "/conflicts/{path:path}", note_conflict),
     ]

@@ -283,6 +283,9 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
         body={"path": "string", "host": "string", "command": "string", "ttl_s": "number"},
     ),
     ("GET", _ID + "/conflicts/{path}"): Says("token", {200: "Object"}, {"count": "integer", **_LIMITED}),
+    ("POST", _ID + "/conflicts/{path}"): Says(
+        "token", {200: "Object"}, body={"original": "string", "host": "string", "detail": "string"}
+    ),
     ("GET", _ID + "/leases"): Says("token", {200: "Object"}),
     ("POST", _ID + "/leases/{fence}/renew"): Says(
         "token", {200: "Lease"}, body={"ttl_s": "number", "session": "integer"}

@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import MAX
 from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import UsageError
 from fsd.model.limits import CONFLICTS_MAX, LIST_PAGE_MAX, LIST_SCAN_MAX
 from fsd.model.names import LOST_DIR, RECOVERED_MARK
 from fsd.service.access import FsRef
 from fsd.service.rules import Beside
+from fsd.service.tree import Place
 from fsd.service.view import View
 
 _PRUNE: Final = 64  # old rows looked at when some are added
@@ -33,6 +35,12 @@ OLDEST: Final = (
     "SELECT c.parent, c.name, c.ino, d.ino FROM (SELECT fs, parent, name, ino FROM conflict "
     "WHERE fs=? ORDER BY seq LIMIT ?) c LEFT JOIN dentry d "
     f"ON d.fs=c.fs AND d.parent=c.parent AND d.name=c.name AND d.died={MAX}"
+)
+_INSERT: Final = (
+    "INSERT INTO conflict (fs, parent, name, ino, seq, at, session, host, place, original, reason) "
+    "VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (fs, parent, name) DO UPDATE SET ino=excluded.ino, "
+    "seq=excluded.seq, at=excluded.at, session=excluded.session, host=excluded.host, "
+    "place=excluded.place, original=excluded.original, reason=excluded.reason"
 )
 COUNT: Final = "SELECT count(*) FROM conflict WHERE fs=?"
 NAMED: Final = f"SELECT parent, name FROM dentry WHERE fs=? AND ino=? AND died={MAX} LIMIT 1"
@@ -62,15 +70,24 @@ def note(
     row = tx.one("SELECT path FROM session WHERE id=?", (session,))
     place = "" if row is None else str(row[0])
     tx.many(
-        "INSERT INTO conflict (fs, parent, name, ino, seq, at, session, host, place, original, reason) "
-        "VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (fs, parent, name) DO UPDATE SET ino=excluded.ino, "
-        "seq=excluded.seq, at=excluded.at, session=excluded.session, host=excluded.host, "
-        "place=excluded.place, original=excluded.original, reason=excluded.reason",
+        _INSERT,
         [
             (fs, one.parent, one.name, one.ino, seq, now, session, host, place, _path(view, one), one.reason)
             for one in {(one.parent, one.name): one for one in beside}.values()
         ],
     )
+    _prune(tx, fs)
+
+
+def note_copy(
+    tx: Tx, fs: int, copy: Place, *, original: bytes, host: str, reason: str, seq: int, now: int
+) -> None:
+    """Remember what a client put beside itself: `copy`, which was meant for the path `original`. Once more
+    replaces what was said before. Raises `NotFound` when nothing is there."""
+    ino = copy.need().ino
+    if ino == ROOT_INO:
+        raise UsageError("the root is no copy of anything")
+    tx.execute(_INSERT, (fs, copy.parent.ino, copy.name, ino, seq, now, 0, host, "", original, reason))
     _prune(tx, fs)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.cli import process
+from support.cli import inside, process
 from support.processes import die_with_parent
 from support.proxy import HTML_502, LOSE_REPLY, FaultProxy, on
 from support.server import Server, TestFs, clean_env
@@ -22,6 +22,7 @@ from support.wait import wait_for
 from fsd.client.files import Files, PutOptions, raw_path
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
+from fsd.client.leases import Leases
 from fsd.client.push import push
 from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
 from fsd.client.transfer import stat_or_none
@@ -180,6 +181,39 @@ def test_a_file_changed_by_both_is_kept_twice(files: Files, shared_fs: TestFs, t
     assert kept["d/c"] == b"" and get(files, b"/w/d/c") == b"theirs", "a removal loses"
     assert get(files, b"/w/dir") == b"theirs" and get(files, kept["dir"] + b"/x") == b"x\n"
     assert files.stat(b"/w/link")["target"] == "theirs" and files.stat(kept["link"])["target"] == "ours"
+    beside = {kept[name].decode(): f"/w/{name}" for name in ("a", "n", "dir", "link")}
+    listed = list(Leases(files.http).conflicts(b"/"))
+    assert {one["path"]: one["original"] for one in listed} == beside
+    assert {(one["host"], one["mount"], one["session"], one["reason"]) for one in listed} == {
+        ("host", "", 0, "conflict")
+    }
+    assert all(one["detail"] and one["at"] for one in listed)
+    shown = inside("conflicts", env=shared_fs.env, terminal=True).text
+    assert f"conflict  {kept['a'].decode()}  for /w/a  by host  " in shown
+    files.remove(kept["a"])
+    assert len(list(Leases(files.http).conflicts(b"/"))) == 3
+
+
+def test_an_older_servers_list_lacks_a_copy_and_it_is_told(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is there, pushed, and named with why it is not listed."""
+
+    def refused(self: Files, path: bytes, *_: Any) -> Any:
+        return self.http.json("POST", self._route("find", path))
+
+    monkeypatch.setattr(Files, "note_conflict", refused)
+
+    def pushing(*given: Any) -> None:
+        put(files, b"/w/a", b"theirs")
+        push(*given)
+
+    monkeypatch.setattr("fsd.client.run.push", pushing)
+    done = shell(files, tmp_path, "echo ours > a")
+    (clash,) = done.pushed.conflicts
+    assert "not in the list of `fsd conflicts`: this route has no such method" in clash.reason
+    assert get(files, clash.kept_as.encode()) == b"ours\n"
+    assert not done.pushed.failed and done.left is None and done.exit_code == 1
 
 
 def test_what_cannot_be_pushed_stays_and_is_pushed_later(
