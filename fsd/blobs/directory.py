@@ -114,7 +114,7 @@ class DirectoryStore:
         try:
             path.unlink()
         except FileNotFoundError:
-            return
+            return  # what was wanted holds
         except OSError as exc:
             raise self._failed(exc) from exc
         # Not synced: an object that comes back after a crash is unreferenced, and swept again.

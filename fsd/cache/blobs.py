@@ -196,7 +196,7 @@ class BlobCache:
             try:
                 return os.open(one, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), one
             except FileNotFoundError:
-                continue
+                continue  # a miss, unless it is at the other place
             except OSError as exc:
                 self._note(exc)
                 return None
@@ -306,7 +306,7 @@ class BlobCache:
         try:
             os.unlink(path)
         except FileNotFoundError:
-            return
+            return  # another mount was faster
         except OSError as exc:
             self._note(exc)
             return

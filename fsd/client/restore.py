@@ -118,7 +118,7 @@ class Restore:
         try:
             os.mkdir(root, 0o777)
         except FileExistsError:
-            pass
+            pass  # what is there is looked at below
         except OSError as exc:
             raise InvalidWorkspace(f"{root} cannot be made: {exc.strerror}") from exc
         try:

@@ -231,5 +231,5 @@ class RuntimeDir:
                 try:
                     found.append(self.read(ids[1]))
                 except NotFound:
-                    continue
+                    continue  # another user's, or of a daemon that is gone: none that can be asked
         return found

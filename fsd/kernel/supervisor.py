@@ -180,7 +180,7 @@ def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: 
         return read_until_ready(read_end, say, started.append)
     except KeyboardInterrupt:
         for pid in started:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
                 os.kill(pid, signal.SIGTERM)
         raise
 
@@ -297,7 +297,7 @@ class Supervisor:
         one stop must not be told twice: two mean "at once"."""
         while self._pipe is not None and self._told < self._stops:
             self._told += 1
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a daemon that has ended needs no telling
                 os.write(self._pipe, b"s")
 
     def _one_daemon(self) -> int:

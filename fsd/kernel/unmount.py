@@ -195,7 +195,7 @@ def _step_out(place: Path) -> None:
     try:
         here = Path(os.readlink("/proc/self/cwd"))
     except OSError:
-        return
+        return  # where it stands cannot be told: if that is the mount, it is busy, and this process named
     if here == place or place in here.parents:
         os.chdir("/")
 

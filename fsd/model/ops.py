@@ -204,7 +204,6 @@ def decode_all(raw: bytes) -> list[Op]:
 
 
 # Outcomes: what became of one operation. Only those that were not simply applied travel.
-APPLIED: Final = "applied"
 CONFLICT: Final = "conflict"
 REFUSED: Final = "refused"
 

@@ -248,7 +248,7 @@ def _delete_some(ctx: Context, fs: FsRef, who: Grant, names: list[str]) -> tuple
                 frees=True,
             )
         except NotFound:
-            continue
+            continue  # somebody else deleted it meanwhile
         removed.append(name)
     return removed, False
 

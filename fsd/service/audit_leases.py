@@ -11,11 +11,6 @@ from fsd.service.writers import WRITER, load, upwards
 Say = Callable[[str, str, str], None]
 
 
-def count_writers(tx: Tx, fs: FsRef) -> int:
-    """What `fs.writers` has to be."""
-    return sum(1 for one in load(tx, fs.id) if one.kind == WRITER and not one.ended)
-
-
 def audit_leases(tx: Tx, fs: FsRef, say: Say) -> None:
     """Tell `say` (rule, where, what) what is broken."""
     row = tx.one("SELECT writers, fence FROM fs WHERE id=?", (fs.id,))
