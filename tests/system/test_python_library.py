@@ -26,6 +26,7 @@ from fsd.client import AsyncFileSystem, FileSystem, connect, connect_async
 from fsd.client.aio import AsyncBlobs, AsyncCheckpoints, AsyncInstances
 from fsd.client.checkpoints import Blobs, Checkpoints, Instances, blob_key
 from fsd.client.sources import LocalChanged
+from fsd.model import errors
 from fsd.model.errors import (
     CheckpointDuplicateId,
     CheckpointInvalidEntry,
@@ -479,6 +480,24 @@ def test_the_two_libraries_have_the_same_methods() -> None:
             assert list(mine.parameters) == list(other.parameters), name
             defaults = [parameter.default for parameter in mine.parameters.values()]
             assert defaults == [parameter.default for parameter in other.parameters.values()], name
+
+
+def test_the_page_names_every_method_and_error_there_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    rows = dict(re.findall(r"^\| (?:`fs\.)?(\w+)`? \| (`.*) \|$", page, re.MULTILINE))
+    for part, made in (
+        ("files", FileSystem),
+        ("checkpoints", Checkpoints),
+        ("instances", Instances),
+        ("blobs", Blobs),
+    ):
+        named = set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", rows[part])))
+        there = {name for name in vars(made) if not name.startswith("_")} - {"http", "close"}
+        assert named == there - {"checkpoints", "instances", "blobs"}, part
+    refusals = page[page.index("Refusals are exceptions") : page.index("all are `FsdError`")]
+    names = re.findall(r"`([A-Z]\w+)`", refusals)
+    assert len(names) > 10
+    assert all(issubclass(getattr(errors, name), errors.FsdError) for name in names)
 
 
 def test_threads_share_one_filesystem(fs: FileSystem) -> None:
