@@ -7,11 +7,14 @@ import stat
 import pytest
 from support.bench import Bench, Mount
 
+from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
+from fsd.model.errors import NotFound, UsageError
 from fsd.model.limits import CONFLICTS_MAX
 from fsd.model.names import LOST_DIR
 from fsd.service import conflicts
 from fsd.service.conflicts import COUNT, Conflict
+from fsd.service.tree import resolve
 
 
 def listed(bench: Bench, top: bytes = b"/") -> list[Conflict]:
@@ -167,3 +170,30 @@ def test_resolved_rows_go_and_the_number_is_bounded(bench: Bench, monkeypatch: p
     b.commit()
     assert rows() == 2
     assert len(listed(bench)) == 2
+
+
+def test_what_a_client_put_beside_itself_is_listed_until_it_is_gone(bench: Bench) -> None:
+    a, _, top, file = both(bench)
+
+    def note(path: list[bytes], reason: str) -> None:
+        def work(tx: Tx) -> None:
+            place = resolve(tx, bench.fs.id, path, itself=True)
+            conflicts.note_copy(
+                tx, bench.fs.id, place, original=b"/d/meant", host="H", reason=reason, seq=a.seq, now=7
+            )
+
+        bench.service.db.write(work)
+
+    note([b"d", b"f"], "first")
+    note([b"d", b"f"], "said again")
+    (found,) = listed(bench)
+    assert (found.path, found.original, found.reason) == (b"/d/f", b"/d/meant", "said again")
+    assert (found.kind, found.host, found.place, found.session) == ("conflict", "H", "", 0)
+    assert (found.ino, found.seq, found.at) == (file, a.seq, 7)
+    with pytest.raises(NotFound):
+        note([b"d", b"nothing"], "")
+    with pytest.raises(UsageError):
+        note([], "")
+    a.rename(top, b"f", file, top, b"looked-after")
+    a.commit()
+    assert listed(bench) == []
