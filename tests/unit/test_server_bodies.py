@@ -143,7 +143,7 @@ def test_who_takes_nothing_of_an_answer_is_given_up(monkeypatch: pytest.MonkeyPa
 
     async def scene() -> None:
         reading = SimpleNamespace(next_piece=lambda: pieces.pop() if pieces else b"")
-        opened = files._Opened(FILE, (0, 8), False, reading, b"1234")  # type: ignore[arg-type]
+        opened = files._Opened(FILE, (0, 8), False, reading, b"1234", None)  # type: ignore[arg-type]
         answer = files._file_response(Pool(), opened)  # type: ignore[arg-type]
         with pytest.raises(Unavailable, match="taken"):
             await asyncio.wait_for(answer({"method": "GET"}, receive, send), 30)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_a_head_reads_nothing_of_the_file() -> None:
         sent.append(message)
 
     async def scene() -> None:
-        opened = files._Opened(FILE, (0, 8), False, SimpleNamespace(next_piece=None), b"1234")  # type: ignore[arg-type]
+        opened = files._Opened(FILE, (0, 8), False, SimpleNamespace(next_piece=None), b"1234", None)  # type: ignore[arg-type]
         answer = files._file_response(None, opened)  # type: ignore[arg-type]
         await answer({"method": "HEAD"}, None, send)  # type: ignore[arg-type]
 
