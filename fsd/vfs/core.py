@@ -303,7 +303,8 @@ class Core:
         self.sync_job = None
         self.log.end_sync(job, failed=error is not None)
         if error is None:
-            self.log.free_before(self.free_to)
+            if self.log.freeable(self.free_to):  # the kernel may have told another sync what failed
+                self.log.free_before(self.free_to)
             return
         self.reason = error.message
         try:

@@ -95,6 +95,7 @@ class Log:
         self._kept: dict[int, int] = {}  # deleted segments that can still be read, with their sizes
         self._kept_sizes: dict[int, int] = {}
         self.unsynced: set[int] = set()  # segments written to since the last sync
+        self._syncing: frozenset[int] = frozenset()  # those that a job is making durable, or fails to
         # Segments a sync of which failed: the kernel may have given up what was dirty, and the next one says
         # that all is well. What they say counts no more for freeing others; they go with those.
         self._suspect: set[int] = set()
@@ -432,15 +433,30 @@ class Log:
             raise IntegrityError(f"the log lacks {length} bytes at {pos:#x}")
         return data
 
+    def rest(self, pos: int, length: int) -> bytes:
+        """As `read`, with zeros for what is not there any more. Any thread."""
+        fd = self._fds.get(pos >> SHIFT, self._kept.get(pos >> SHIFT))
+        try:
+            data = b"" if fd is None else legible(fd, length, pos & OFFSET_MASK)
+        except OSError:
+            data = b""
+        return data.ljust(length, b"\0")
+
     def sync(self) -> None:
-        """Make everything appended durable: before segments are freed and before a new session is used."""
-        if not self.unsynced:
+        """Make everything appended durable, also what a job is at: before a new session is used, and where
+        somebody relies on this machine's disk. Raises `OSError`."""
+        wanted = self.unsynced | self._syncing
+        if not wanted:
             return
         self._host.crash_point("log.sync")
-        for number in sorted(self.unsynced):
-            if number in self._fds:
-                os.fdatasync(self._fds[number])
-        fsync_dir(self._dir)
+        try:
+            for number in sorted(wanted):
+                if number in self._fds:
+                    os.fdatasync(self._fds[number])
+            fsync_dir(self._dir)
+        except OSError:
+            self._suspect |= wanted
+            raise
         self.unsynced.clear()
         self._host.crash_point("log.synced")
 
@@ -472,12 +488,13 @@ class Log:
 
     def begin_sync(self) -> SyncJob:
         """What makes everything appended so far durable, on another thread; then `end_sync`."""
-        segments = frozenset(n for n in self.unsynced if n in self._fds)
+        segments = self._syncing = frozenset(n for n in self.unsynced if n in self._fds)
         self.unsynced.clear()
         fds = tuple(os.dup(self._fds[n]) for n in sorted(segments))
         return SyncJob(segments, fds, self._dir, self._host)
 
     def end_sync(self, job: SyncJob, *, failed: bool) -> None:
+        self._syncing = frozenset()
         if failed:
             self.unsynced |= job.segments
             self._suspect |= job.segments

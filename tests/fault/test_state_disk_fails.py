@@ -250,6 +250,67 @@ def test_what_a_failed_sync_covered_frees_nothing_that_stays_behind_it(client: C
     assert log.freeable((first + 4) << SHIFT)
 
 
+def test_a_sync_of_whoever_waits_for_it_frees_nothing_either(client: Client, broken: Broken) -> None:
+    """An unmount's, or a new session's: the kernel tells that one, and the job that all is well."""
+    core = client.volume.core
+    log, first = core.log, core.log.oldest
+    for _ in range(2):
+        log.rotate(core.state())
+    core.free_to = (first + 2) << SHIFT
+    core.sync_job = job = log.begin_sync()
+    with broken(errno.EIO), pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        client.volume.core.log.sync()
+    job.run(client.remote, client.cache)
+    core.synced(job, None)
+    assert log.oldest == first
+    log.sync()
+    assert not log.freeable((first + 2) << SHIFT)
+    log.rotate(core.state())
+    assert log.freeable((first + 3) << SHIFT)
+
+
+def test_a_sync_covers_what_a_job_is_only_about_to(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unmount must not return before what an earlier, slow one of many segments is at."""
+    log = client.volume.core.log
+    for _ in range(2):
+        log.rotate(client.volume.core.state())
+    job = log.begin_sync()
+    assert len(job.segments) == 2
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    client.volume.sync()
+    assert len(synced) == 2
+    synced.clear()
+    job.run(client.remote, client.cache)
+    log.end_sync(job, failed=False)
+    synced.clear()
+    log.sync()
+    assert synced == []
+
+
+def test_what_is_left_of_a_range_of_the_log(client: Client, bad: list[tuple[int, int]]) -> None:
+    root = client.volume.root_ino
+    node, fh = client.call(lambda v: v.create(root, b"a", 0o644, 0, 0, os.O_RDWR))
+    data = os.urandom(20_000)
+    client.call(lambda v: v.write(fh, 0, data))
+    (run,) = node.file().extents
+    log = client.volume.core.log
+    assert log.rest(run.pos, 20_000) == data
+    page = (run.pos + 9000) & ~4095
+    bad.append((page + 5, page + 6))
+    lost = page - run.pos
+    assert log.rest(run.pos, 20_000) == data[:lost] + bytes(4096) + data[lost + 4096 :]
+    assert log.rest((log.oldest - 1) << SHIFT, 10) == bytes(10)
+    bad.clear()
+    client.call(lambda v: v.release(fh))
+
+
 def test_a_new_session_is_not_used_before_it_is_durable(client: Client, broken: Broken) -> None:
     """The server has forgotten the session: what is queued goes under another."""
     root = client.volume.root_ino
