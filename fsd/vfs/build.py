@@ -29,7 +29,7 @@ PACK_BLOBS: Final = 1024  # of one upload, and of a flight that travels in its c
 PACK_TARGET: Final = UPLOAD_MAX // 2  # smaller background bodies keep an fsync's latency low
 # A name no blob has: in the parts of a block it stands for changes that cannot be read from the log any more.
 LOST: Final = b"\xff" * HASH_LEN
-_PAGE: Final = 4096  # what is unreadable together
+_PAGE: Final = 4096  # what is unreadable together: a disk's pages, so those of the log's files
 
 # Where the bytes of a blob come from, kept so that it can be sent again: a list of these, in order.
 FROM_LOG: Final = 0  # (FROM_LOG, position, length)
@@ -167,14 +167,16 @@ def _legible(
     except IntegrityError:
         pass
     for start, length, pos in group:
-        for at in range(0, length, _PAGE):
-            size = min(_PAGE, length - at)
+        at = 0
+        while at < length:
+            size = min(_PAGE - (pos + at) % _PAGE, length - at)
             page: bytes | None
             try:
                 page = log.read(pos + at, size)
             except IntegrityError:
                 page = None
             yield start + at, size, page, ((FROM_LOG, pos + at, size),)
+            at += size
 
 
 def sendable(parts: Parts) -> bool:

@@ -163,7 +163,8 @@ def _rest_of(source: Source, log: Log, fetch: Fetch) -> bytes:
         try:
             out.append(assemble([piece], log, fetch))
         except IntegrityError:
-            out.append(bytes(piece[-1]))
+            length = piece[-1]
+            out.append(log.rest(piece[1], length) if len(piece) == 3 else bytes(length))
     return b"".join(out)
 
 

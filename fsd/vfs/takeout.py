@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -168,8 +167,7 @@ class _TakeOut:
         out = bytearray(size)
         for start, end, pos, ref in node.file().extents.runs(offset, offset + size):
             if ref is None:
-                with suppress(IntegrityError):
-                    out[start - offset : end - offset] = self.core.log.read(pos, end - start)
+                out[start - offset : end - offset] = self.core.log.rest(pos, end - start)
         return bytes(out)
 
 
