@@ -33,7 +33,10 @@ class _Buffers:
     def taken(self) -> Iterator[memoryview]:
         with self._slots:
             # Not given back between two uses: its pages cost what is to be saved.
-            buffer = self._free.pop() if self._free else mmap.mmap(-1, DIRECT_BUFFER)
+            try:
+                buffer = self._free.pop()
+            except IndexError:
+                buffer = mmap.mmap(-1, DIRECT_BUFFER)
             try:
                 with memoryview(buffer) as view:
                     yield view
