@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -100,7 +99,7 @@ class Host:
 
 
 @pytest.fixture
-def host(bench: Bench) -> Iterator[Host]:
+def host(bench: Bench) -> Host:
     return Host(bench)
 
 

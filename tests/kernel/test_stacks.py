@@ -23,6 +23,7 @@ def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
     text = wait_for(
         lambda: t if "Current thread" in (t := Path(record.log).read_text()) else None, 30, "the stacks"
     )
+    assert text is not None
     assert "mini.py" in text
     assert "trio" in text
     assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"

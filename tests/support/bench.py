@@ -32,12 +32,12 @@ class Bench:
         self.directory = directory
         self.service = open_service(ServiceOptions(directory, database), self.host)
         self.service.tokens.announce({"local": "http://127.0.0.1:1"}, b"k" * 32)
-        self.fs = self.new_fs()
+        self.fs: FsRef = self.new_fs()
 
     def new_fs(self) -> FsRef:
         """Make another filesystem, and let this bench stand for it from now on."""
         made = self.service.db.write(lambda tx: self.service.filesystems.create(tx, "bench", []))
-        self.fs: FsRef = self.service.filesystems.get(made["file_system_id"])
+        self.fs = self.service.filesystems.get(made["file_system_id"])
         return self.fs
 
     def mount(self, name: str = "hostA", remote_path: str = "/") -> Mount:
@@ -188,8 +188,8 @@ class Mount:
         )
 
     def setattr(self, ino: int, **fields: int) -> None:
-        values = [fields.get(name) for name in ("mode", "uid", "gid", "atime", "mtime")]
-        self.add(ops.Setattr(self.number(), ops.SETATTR, ino, *values, self.time))
+        mode, uid, gid, atime, mtime = (fields.get(name) for name in ("mode", "uid", "gid", "atime", "mtime"))
+        self.add(ops.Setattr(self.number(), ops.SETATTR, ino, mode, uid, gid, atime, mtime, self.time))
 
     def setxattr(self, ino: int, name: bytes, value: bytes | None) -> None:
         self.add(ops.Setxattr(self.number(), ops.SETXATTR, ino, name, value, self.time))

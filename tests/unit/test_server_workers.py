@@ -160,7 +160,7 @@ def test_threads_that_cannot_be_had_do_not_count(
         assert await workers.run(lambda: 2) == 2
         await idle(workers)
         go = threading.Event()
-        busy = [workers.run(lambda: go.wait(60))]
+        busy: list[Awaitable[object]] = [workers.run(lambda: go.wait(60))]
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             busy += [workers.run(lambda: 3) for _ in range(5)]
