@@ -291,7 +291,7 @@ class Reading:
         if first >= self._known:
             self._load(first)
         last = min((self._end - 1) // BLOCK, first + READ_BLOCKS - 1, self._known - 1)
-        wanted = [self._blocks.pop(idx, blocks.HOLE) for idx in range(first, last + 1)]
+        wanted = [self._blocks.get(idx, blocks.HOLE) for idx in range(first, last + 1)]
         need: set[bytes] = set().union(*(blocks.hashes(parts) for parts in wanted))
         try:
             data = open_blobs(self._packs, self._fs.id, need)
@@ -304,6 +304,8 @@ class Reading:
             length = min(BLOCK - off, self._end - self._at)
             made.append(assemble(parts, off, length, data))
             self._at += length
+        for idx in range(first, self._at // BLOCK):
+            self._blocks.pop(idx, None)  # not the last one: the next span may begin where this one ends
         return b"".join(made)
 
     def _load(self, first: int) -> None:
