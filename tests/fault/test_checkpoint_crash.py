@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.bench import Bench
@@ -18,13 +19,21 @@ from fsd.service.retained import At
 from fsd.wire.messages import LIST
 
 TESTS = Path(__file__).parent.parent
-BEFORE = ("checkpoint.make", "checkpoint.delete", "restore.ends", "restore.brings", "db.commit")
+BEFORE = (
+    "checkpoint.make",
+    "checkpoint.inthread",
+    "checkpoint.delete",
+    "restore.ends",
+    "restore.brings",
+    "db.commit",
+)
 
 
 @pytest.mark.parametrize(
     ("action", "point"),
     [
         *(("make", point) for point in ("checkpoint.make", "db.commit", "db.committed")),
+        ("thread", "checkpoint.inthread"),
         *(("delete", point) for point in ("checkpoint.delete", "db.commit", "db.committed")),
         *(
             ("restore", point)
@@ -49,6 +58,8 @@ def test_killed_at(action: str, point: str, tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         bench.fs = FsRef(*first["fs"])
         bench.audit()
+        kept = bench.service.db.read(lambda tx: tx.all("SELECT kind FROM pin WHERE expires IS NULL"))
+        assert len(kept) == len(pages(bench)), "a state is kept without an end, and by no checkpoint"
         happened = point not in BEFORE
         assert state(bench, name) == after(action, happened=happened)
         if not happened:
@@ -58,7 +69,7 @@ def test_killed_at(action: str, point: str, tmp_path: Path) -> None:
 
 def state(bench: Bench, name: str) -> tuple[dict[str, object], int, bool]:
     """The live tree, how many checkpoints there are, and whether the first is one of them (and as it was)."""
-    found, _ = bench.service.db.read(lambda tx: bench.service.checkpoints.page(tx, bench.fs, None, None, 100))
+    found = pages(bench)
     there = name in {one["checkpoint_id"] for one in found}
     if there:
         _, (listing,) = bench.service.namespace.ask(bench.fs, [(LIST, 1, b"", 100)], At(checkpoint=name))
@@ -66,10 +77,16 @@ def state(bench: Bench, name: str) -> tuple[dict[str, object], int, bool]:
     return bench.tree(), len(found), there
 
 
+def pages(bench: Bench) -> list[dict[str, Any]]:
+    """The checkpoints there are, a page of them."""
+    service = bench.service
+    return service.db.read(lambda tx: service.checkpoints.page(tx, bench.fs, None, None, 100))[0]
+
+
 def after(action: str, *, happened: bool) -> tuple[dict[str, object], int, bool]:
     if not happened:
         return SECOND, 1, True
-    if action == "make":
+    if action in ("make", "thread"):
         return SECOND, 2, True
     if action == "delete":
         return SECOND, 0, False

@@ -1,4 +1,5 @@
-"""A service that is killed at a crash point while it makes, restores or deletes checkpoints.
+"""A service that is killed at a crash point while it makes (`make`; `thread`: one of a host's
+thread), restores or deletes checkpoints.
 
     python -m support.checkpoint_child DIRECTORY ACTION POINT
 
@@ -14,9 +15,13 @@ from pathlib import Path
 
 from fsd.host.seam import Crasher, Host
 from fsd.model.attrs import ROOT_INO
+from fsd.service.access import ADMIN_GRANT
+from fsd.service.contract_check import check_writer
+from fsd.service.inthread import Place
 from fsd.service.native import Ask
 from fsd.service.restore import Wish
 from fsd.service.retained import At
+from fsd.service.text import new_id
 from support.bench import Bench
 
 FIRST: dict[str, object] = {f"f{number}": b"one %d" % number for number in range(40)}
@@ -52,6 +57,13 @@ def act(bench: Bench, action: str, name: str) -> None:
     service, fs = bench.service, bench.fs
     if action == "make":
         service.db.write(lambda tx: service.checkpoints.make(tx, fs, None, Ask(label="second")))
+    elif action == "thread":
+        thread = new_id(bench.host, "host-")  # who was killed still has the lease on the one before
+        take = service.threads.acquire(fs, ADMIN_GRANT, {"threadId": thread})
+        lease = json.loads(service.db.write(take))
+        writer = check_writer({name: lease[name] for name in ("threadId", "ownerToken", "fence")})
+        place, ask = Place(thread, writer, None, None), Ask(label="second")
+        service.in_thread.make(fs, ADMIN_GRANT, ask, place, lambda tx, make: make(tx))
     elif action == "delete":
         service.db.write(lambda tx: service.checkpoints.delete(tx, fs, None, name))
     else:
