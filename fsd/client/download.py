@@ -172,7 +172,7 @@ def get_tree(
     links: list[tuple[JsonObject, bytes]] = []
     first: dict[str, bytes] = {}  # a file with several names -> where the first one is
     names: list[tuple[JsonObject, bytes]] = []  # its others
-    done: set[bytes] = set()  # where one is that was fetched
+    done: set[bytes] = set()  # where one is that was fetched, and was still the same file
     _make_dir(target, meter)
     with Workers(options.parallel) as workers:
         meter.stopping = workers.stopping
@@ -188,7 +188,7 @@ def get_tree(
                 if got is None and entry["nlink"] > 1 and first.setdefault(entry["ino"], goal) != goal:
                     names.append((entry, goal))
                     continue
-                told_of = partial(got, below, entry) if got is not None else partial(_note, done, goal)
+                told_of = partial(got, below, entry) if got is not None else partial(_note, done, entry, goal)
                 job = _file_job(files, entry, goal, options, meter, told_of)
                 workers.submit(meter.attempt(raw_path(entry), job))
                 continue
@@ -276,7 +276,7 @@ def _name_job(
         again = first is None or (options.resume and _is_here(entry, goal))
         try:
             if first is not None and os.path.lexists(goal):
-                if os.path.samefile(first, goal):
+                if os.path.samestat(os.lstat(first), os.lstat(goal)):  # a symlink to it is no name of it
                     meter.did("skipped", goal)
                     return
                 again = again or not options.overwrite
@@ -291,8 +291,10 @@ def _name_job(
     return job
 
 
-def _note(done: set[bytes], goal: bytes, revision: str) -> None:
-    done.add(goal)
+def _note(done: set[bytes], entry: JsonObject, goal: bytes, revision: str) -> None:
+    # What was fetched may be another file than was listed under this name, and has not the other names then.
+    if revision.partition(":")[0] == entry["ino"]:
+        done.add(goal)
 
 
 def _link_over(first: bytes, goal: bytes, host: Host) -> None:

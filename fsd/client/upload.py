@@ -165,7 +165,7 @@ class _Tree:
         self.directories: list[tuple[bytes, os.stat_result]] = []
         self.linked: dict[tuple[int, int], bytes] = {}  # a file with several names -> where the first goes
         self.names: list[tuple[bytes, bytes, bytes]] = []  # its others: local, remote, that first one
-        self.done: set[bytes] = set()  # where a local file is now
+        self.done: dict[bytes, tuple[int, int]] = {}  # where a local file is now -> which file that was
 
     def run(self) -> None:
         if self.options.resume:
@@ -234,7 +234,9 @@ class _Tree:
 
         def job() -> None:
             there = stat_or_none(self.files, remote)
-            origin = stat_or_none(self.files, first) if first in self.done else None
+            # Either name may be another file meanwhile, which an editor put there: then they share nothing.
+            same = first in self.done and self.done[first] == _which(local)
+            origin = stat_or_none(self.files, first) if same else None
             if origin is None or origin["kind"] != "file":
                 self._file_job(local, remote)()
             elif there is None:
@@ -286,7 +288,7 @@ class _Tree:
             except OSError as exc:
                 raise local_error(exc, local) from exc
             if self._is_there(local, remote, found):
-                self.done.add(remote)
+                self.done[remote] = found.st_dev, found.st_ino
                 self.meter.did("skipped", remote)
                 return
             try:
@@ -294,7 +296,8 @@ class _Tree:
                     _put_link(self.files, local, remote, self.options, self.meter)
                 elif stat.S_ISREG(found.st_mode):
                     put_file(self.files, local, remote, self.options, self.meter)
-                    self.done.add(remote)
+                    if _which(local) == (found.st_dev, found.st_ino):
+                        self.done[remote] = found.st_dev, found.st_ino
                 else:
                     self.meter.not_copied(local)
             except Conflict as exc:
@@ -313,3 +316,12 @@ class _Tree:
                 return there["kind"] == "symlink" and raw_target(there) == os.readlink(local)
         same = (there["size_bytes"], int(there["mtime_ns"])) == (found.st_size, storable(found.st_mtime_ns))
         return stat.S_ISREG(found.st_mode) and there["kind"] == "file" and same
+
+
+def _which(path: bytes) -> tuple[int, int] | None:
+    """Which file is at the local `path`, of all on this machine; None: there is none any more."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

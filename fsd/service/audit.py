@@ -8,6 +8,7 @@ live tree and all counts in memory: it is a tool for tests and for people who do
 from __future__ import annotations
 
 import stat
+from bisect import bisect_left
 from collections import defaultdict
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +36,8 @@ class Finding(NamedTuple):
 
 
 def audit(db: Database, fs: FsRef) -> list[Finding]:
-    """All findings, [] when everything holds. Raises `NotFound` for a filesystem that is not there."""
+    """All findings, [] when everything holds. Raises `NotFound` for a filesystem that is not there, or was
+    deleted: what is left of it goes piece by piece."""
     return db.read(lambda tx: findings(tx, fs))
 
 
@@ -69,7 +71,9 @@ class _Audit:
         self.tx, self.fs = tx, fs
         self.found: list[Finding] = []
         row = tx.one(
-            "SELECT seq, pinned, storage_bytes, file_count, copied, origin_seq FROM fs WHERE id=?", (fs.id,)
+            "SELECT seq, pinned, storage_bytes, file_count, copied, origin_seq FROM fs "
+            "WHERE id=? AND status='active'",
+            (fs.id,),
         )
         if row is None:
             raise NotFound(f"no filesystem {fs.name}")
@@ -114,7 +118,7 @@ class _Audit:
                 self.say("one way", where, f"[{born}, {died}) is behind the head {self.seq}")
             if before is not None and before > born:
                 self.say("one way", where, f"born {born} inside the version that died at {before}")
-            if died < MAX and not any(born <= pin < died for pin in pins):
+            if died < MAX and bisect_left(pins, born) >= bisect_left(pins, died):
                 self.say("frozen", where, f"a dead version [{born}, {died}) that no pin sees")
 
     def pins(self) -> None:

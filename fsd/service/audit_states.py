@@ -7,9 +7,9 @@ is lost takes a file, or a name of one, out of a checkpoint, and nothing else wo
 from __future__ import annotations
 
 import stat
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from fsd.meta.database import Tx
@@ -32,6 +32,23 @@ class _Version(NamedTuple):
     mode: int
     nlink: int
     size: int
+
+
+class _Spans:
+    """How many of some rows there are in a state, without a look at each."""
+
+    def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
+        found = [(born, died) for born, died in rows if born < died]  # others are told as what they are
+        self._born = sorted(born for born, _ in found)
+        self._died = sorted(died for _, died in found)
+
+    def at(self, pin: int) -> int:
+        return bisect_right(self._born, pin) - bisect_right(self._died, pin)
+
+    @property
+    def edges(self) -> Iterator[int]:
+        yield from self._born
+        yield from self._died
 
 
 class _Name(NamedTuple):
@@ -71,13 +88,11 @@ class _States:
             self.below[parent].append(_Name(born, died, ino))
             self._died(ino, died)
             self._died(parent, died)
+        for rows in self.versions.values():
+            rows.sort()
         self._gaps()
         for ino, last in self.last.items():
-            for pin in self._pins(0, last):
-                wrong = self._wrong(ino, pin)
-                if wrong:
-                    self.say(_RULE, f"inode {ino}", f"in the state {pin} {wrong}")
-                    break
+            self._inode(ino, last)
         self._blocks()
 
     def _died(self, ino: int, died: int) -> None:
@@ -92,32 +107,52 @@ class _States:
             if min(one.born for one in names) < since:
                 self.last[ino] = max(self.last[ino], since)
 
-    def _pins(self, born: int, died: int) -> Iterator[int]:
-        for at in range(bisect_left(self.pins, born), bisect_left(self.pins, died)):
-            yield self.pins[at]
+    def _pins(self, born: int, died: int, edges: Iterable[int]) -> Iterator[int]:
+        """Of the pins in [born, died) the first, and the first behind each edge: from one edge to the next
+        all states are alike, and there may be thousands of pins."""
+        found = {bisect_left(self.pins, max(born, edge)) for edge in (born, *edges)}
+        for at in sorted(found):
+            if at < len(self.pins) and self.pins[at] < died:
+                yield self.pins[at]
+
+    def _edges(self, ino: int) -> Iterator[int]:
+        for one in self.versions.get(ino, ()):
+            yield one.born
+            yield one.died
 
     def _at(self, ino: int, pin: int) -> _Version | None:
-        return next((one for one in self.versions.get(ino, ()) if one.born <= pin < one.died), None)
+        rows = self.versions.get(ino, [])
+        at = bisect_right(rows, pin, key=lambda one: one.born)
+        return rows[at - 1] if at and pin < rows[at - 1].died else None
 
-    def _wrong(self, ino: int, pin: int) -> str:
+    def _inode(self, ino: int, last: int) -> None:
+        """Look at an inode in the states before `last`; tell what is wrong first."""
+        below = self.below.get(ino, ())
+        names = _Spans((one.born, one.died) for one in self.names.get(ino, ()))
+        entries = _Spans((one.born, one.died) for one in below)
+        directories = _Spans((one.born, one.died) for one in below if self._is_directory(one.ino))
+        edges = (*self._edges(ino), *names.edges, *entries.edges)
+        for pin in self._pins(0, last, edges):
+            here = self._at(ino, pin)
+            wrong = self._wrong(ino, here, names.at(pin), entries.at(pin), directories.at(pin))
+            if wrong:
+                self.say(_RULE, f"inode {ino}", f"in the state {pin} {wrong}")
+                break
+
+    @staticmethod
+    def _wrong(ino: int, here: _Version | None, names: int, entries: int, directories: int) -> str:
         """What is wrong with an inode in a state; empty: nothing."""
-        here = self._at(ino, pin)
-        names = sum(one.born <= pin < one.died for one in self.names.get(ino, ()))
         if here is None:
             if names:
                 return "it has no row, and names"
-            filled = any(one.born <= pin < one.died for one in self.below.get(ino, ()))
-            return "it has no row, and entries" if filled else ""
+            return "it has no row, and entries" if entries else ""
         if not stat.S_ISDIR(here.mode):
             return "" if here.nlink == names else f"nlink is {here.nlink}, it has {names} names"
         if names != (ino != ROOT_INO):
             return f"a directory has {names} names"
-        below = sum(
-            one.born <= pin < one.died and self._is_directory(one.ino) for one in self.below.get(ino, ())
-        )
-        return (
-            "" if here.nlink == 2 + below else f"a directory with {below} directories has nlink {here.nlink}"
-        )
+        if here.nlink != 2 + directories:
+            return f"a directory with {directories} directories has nlink {here.nlink}"
+        return ""
 
     def _is_directory(self, ino: int) -> bool:
         """Of any of its rows: what an inode is never changes."""
@@ -126,13 +161,13 @@ class _States:
     def _blocks(self) -> None:
         """Rows of content that died lie in a file of each state that has them."""
         for ino, idx, raw, born, died in self.all(
-            "SELECT ino, idx, parts, born, died FROM block WHERE fs=? AND died<140737488355327"
+            f"SELECT ino, idx, parts, born, died FROM block WHERE fs=? AND died<{MAX}"
         ):
             try:
                 end = idx * BLOCK + max((part.off + part.length for part in blocks.decode(raw)), default=0)
             except UsageError:
                 continue  # told of with the content
-            for pin in self._pins(born, died):
+            for pin in self._pins(born, died, self._edges(ino)):
                 here = self._at(ino, pin)
                 if here is None or not stat.S_ISREG(here.mode):
                     self.say(_RULE, f"block {ino} {idx}", f"in the state {pin} it is of no regular file")

@@ -166,7 +166,7 @@ class Paths:
         if node.is_dir:
             raise PosixError(errno.EISDIR, f"{show(origin.path)} is a directory")
         if stat.S_ISLNK(node.mode):
-            return self.symlink(tx, fs, node.target or b"", target, overwrite=overwrite)
+            return self.symlink(tx, fs, node.target or b"", target, overwrite=overwrite, mtime_ns=node.mtime)
         need_file(origin)
         place = resolve(tx, fs.id, target, follow=True)
         build = Builder(self._new_ino, self._host.wall_ns())
@@ -217,6 +217,7 @@ class Paths:
         *,
         overwrite: bool = False,
         if_match: tuple[int, int] | None = None,
+        mtime_ns: int | None = None,
     ) -> Plan:
         """With `overwrite` what is there goes, unless it is a directory."""
         if not target or len(target) > SYMLINK_MAX or b"\0" in target:
@@ -231,9 +232,13 @@ class Paths:
             if not overwrite or there.is_dir:
                 raise PosixError(errno.EEXIST, f"{show(place.path)} exists")
             if stat.S_ISLNK(there.mode) and there.target == target:
-                return Plan([], place.path)
+                if mtime_ns not in (None, there.mtime):
+                    build.setattr(there.ino, mtime=mtime_ns)
+                return Plan(build.ops, place.path)
             build.unlink(place, there)
-        build.create(build.base(place), place.name, stat.S_IFLNK | 0o777, None, None, target=target)
+        made = build.create(build.base(place), place.name, stat.S_IFLNK | 0o777, None, None, target=target)
+        if mtime_ns is not None:
+            build.setattr(made.ino, mtime=mtime_ns)
         return Plan(build.ops, place.path)
 
     def hardlink(self, tx: Tx, fs: FsRef, source: Path, path: Path) -> Plan:

@@ -2,7 +2,7 @@
 
 `Uploading` holds at most one pack (8 MiB) and one block. What it stored and nobody named is left to the
 sweep. `Reading` reads the state of the moment it was opened: the block list is taken then and blobs
-are immutable; a file of more than READ_SNAPSHOT_BLOCKS blocks is taken in parts, and one that changed
+are immutable; a list of more than READ_SNAPSHOT_BLOCKS blocks is taken in parts, and a file that changed
 meanwhile ends with `Conflict` rather than mixing states.
 """
 
@@ -244,24 +244,23 @@ class Reading:
         packs: Packs,
         fs: FsRef,
         attr: Attr,
-        first: dict[int, Parts],
+        known: tuple[int, dict[int, Parts]],
         span: tuple[int, int],
         state: State,
     ) -> None:
         self._db, self._packs, self._fs, self._attr = db, packs, fs, attr
         self._state = state
         self._at, self._end = span
-        self._blocks = first
+        self._known, self._blocks = known  # blocks below are in `_blocks`, or holes
         self._spans: list[Span] = []  # what is read behind `_end`, the next one last
-        self._known = self._at // BLOCK + READ_SNAPSHOT_BLOCKS  # blocks below are in `_blocks`
 
     @classmethod
     def open(
         cls, tx: Tx, db: Database, packs: Packs, fs: FsRef, state: State, attr: Attr, offset: int, end: int
     ) -> Reading:
         """In the transaction that found `attr` in `state`; `end` at most the file's size."""
-        first = block_parts(tx, state.fs, attr, offset // BLOCK, READ_SNAPSHOT_BLOCKS, state.at)
-        return cls(db, packs, fs, attr, first, (offset, end), state)
+        known = _known_blocks(tx, state.fs, attr, offset // BLOCK, state.at)
+        return cls(db, packs, fs, attr, known, (offset, end), state)
 
     def skip_holes(self) -> list[Span]:
         """From now on only the data is read; the spans of it. What lies behind the block list that is known
@@ -309,14 +308,23 @@ class Reading:
         return b"".join(made)
 
     def _load(self, first: int) -> None:
-        def read(tx: Tx) -> dict[int, Parts]:
+        def read(tx: Tx) -> tuple[int, dict[int, Parts]]:
             fs, at = still(tx, self._fs, self._state).fs, self._state.at
             if at is not None and not is_pinned(tx, fs, at):
                 raise Conflict("the state was let go while it was read")
             now = inode(tx, fs, self._attr.ino, at)
             if now is None or now.cseq != self._attr.cseq:
                 raise Conflict("the file changed while it was read")
-            return block_parts(tx, fs, now, first, READ_SNAPSHOT_BLOCKS, at)
+            return _known_blocks(tx, fs, now, first, at)
 
-        self._blocks = self._db.read(read)
-        self._known = first + READ_SNAPSHOT_BLOCKS
+        self._known, self._blocks = self._db.read(read)
+
+
+def _known_blocks(tx: Tx, fs: int, attr: Attr, first: int, at: int | None) -> tuple[int, dict[int, Parts]]:
+    """Up to which block, and the parts of a file's blocks from `first` on: all of them, or some more than
+    READ_SNAPSHOT_BLOCKS that are no holes."""
+    found: dict[int, Parts] = {}
+    while first < attr.blocks and len(found) < READ_SNAPSHOT_BLOCKS:
+        found |= block_parts(tx, fs, attr, first, READ_SNAPSHOT_BLOCKS, at)
+        first += READ_SNAPSHOT_BLOCKS
+    return first, found

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.postgres import database_of
@@ -18,6 +19,7 @@ from fsd.model.errors import Conflict
 from fsd.model.limits import BLOCK
 from fsd.service import pins, repair
 from fsd.service.audit import audit, rows_of_lost
+from fsd.service.audit_states import _States
 from fsd.service.audit_store import audit_store, unknown_file_systems
 from fsd.wire.frame import make_blob
 
@@ -137,6 +139,32 @@ def test_what_is_lost_from_a_checkpoint_is_told(bench: SweepBench, name: str) ->
     told = [one for one in look(bench) if one.startswith("frozen") and "in the state" in one]
     assert told, look(bench)
     assert any(what in one for one in told), told
+
+
+def test_many_pins_cost_an_audit_what_changed_between_them(
+    bench: SweepBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = bench.mount()
+    often, *others = (mount.file(ROOT_INO, b"%d" % at, noise(at, 100)) for at in range(20))
+    mount.commit()
+    for at in range(100):
+        bench.service.db.write(lambda tx: pins.pin(tx, bench.fs, "checkpoint", "one of many"))
+        mount.write(often, noise(at, 200), mount.seq)
+        mount.commit()
+    for ino in others:
+        mount.write(ino, noise(ino, 200), mount.seq)
+    mount.commit()
+    looked: list[int] = []
+    wrong = _States._wrong
+
+    def counted(ino: int, *found: Any) -> str:
+        looked.append(ino)
+        return wrong(ino, *found)
+
+    monkeypatch.setattr(_States, "_wrong", staticmethod(counted))
+    assert look(bench) == []
+    assert looked.count(often) >= 100
+    assert max(looked.count(ino) for ino in others) <= 4
 
 
 def test_a_fork_whose_row_is_lost_is_told(bench: SweepBench) -> None:

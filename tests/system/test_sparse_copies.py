@@ -81,6 +81,21 @@ def test_nothing_but_a_hole(files: Files, tmp_path: Path) -> None:
     assert (tmp_path / "back").stat().st_blocks == 0
 
 
+def test_the_holes_of_a_file_of_any_size_are_not_sent(shared_fs: TestFs, files: Files) -> None:
+    size = 3000 * GIB
+    spans = write_spans([(0, 4), (2000 * GIB, 2000 * GIB + 4)])
+    assert shared_fs.ask("PUT", f"/files/huge?size={size}&data={spans}", b"onetwo..").status == 200
+    sent, holes = bytearray(), 0
+    for one in files.reading(b"/huge").runs():
+        if isinstance(one, int):
+            holes += one
+            continue
+        sent += one
+        assert len(sent) < 3 * MIB  # a block that is data in part comes whole
+    assert (bytes(sent).replace(b"\0", b""), len(sent) + holes) == (b"onetwo..", size)
+    assert next(files.read(b"/huge", offset=2000 * GIB)).startswith(b"wo..")
+
+
 def some(rng: random.Random, size: int) -> list[tuple[int, bytes]]:
     ends = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, size // 2, size - 1)
     middle = size // 2 // BLOCK * BLOCK

@@ -6,16 +6,19 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.proxy import CUT_REQUEST, HTML_502, LOSE_REPLY, FaultProxy, on, truncate
 from support.server import Server, TestFs
 
+from fsd.client import download as download_module
+from fsd.client import upload as upload_module
 from fsd.client.download import download
-from fsd.client.files import Files, raw_path
-from fsd.client.http import Http, HttpOptions
+from fsd.client.files import Files, raw_path, raw_target
+from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
 from fsd.client.transfer import CopyOptions, Progress, copy_remote, download_stream
 from fsd.client.upload import upload, upload_stream
@@ -437,3 +440,76 @@ def test_a_file_whose_first_name_cannot_be_copied_is_copied_by_another(files: Fi
     down = download(files, b"/first", back, TREE)
     assert len(down.failed) == 1
     assert [read(back + b"/" + name) for name in (b"b", b"c")] == [b"new", b"new"]
+
+
+def once_before(patch: pytest.MonkeyPatch, module: object, name: str, do: Callable[[], object]) -> None:
+    """Have the next call of a function do something else first."""
+    true, left = getattr(module, name), [do]
+
+    def first(*args: Any, **more: Any) -> Any:
+        if left:
+            left.pop()()
+        return true(*args, **more)
+
+    patch.setattr(module, name, first)
+
+
+def test_a_name_that_became_another_file_meanwhile_shares_nothing_with_the_others(
+    files: Files, here: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when an editor replaces the first name of a file between the listing and the copy."""
+    top, back = here + b"/top", here + b"/back"
+    write(top + b"/a", b"shared")
+    os.link(top + b"/a", top + b"/b")
+    write(here + b"/new", b"edited")
+    listed, further = threading.Event(), upload_module._Tree._is_further_name
+
+    def seen(self: Any, entry: Any, remote: bytes) -> bool:
+        found = further(self, entry, remote)
+        if found:
+            listed.set()
+        return found
+
+    def replace() -> None:
+        assert listed.wait(60)
+        os.rename(here + b"/new", top + b"/a")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload_module._Tree, "_is_further_name", seen)
+        once_before(patch, upload_module, "put_file", replace)
+        assert upload(files, top, b"/edited", TREE).ok
+    assert [b"".join(files.read(b"/edited/" + name)) for name in (b"a", b"b")] == [b"edited", b"shared"]
+
+    files.remove(b"/edited/a")
+    files.hardlink(b"/edited/b", b"/edited/a")
+
+    def edit() -> None:
+        files.write(b"/edited/new", BytesBody(b"again"))
+        files.rename(b"/edited/new", b"/edited/a")
+
+    with monkeypatch.context() as patch:
+        once_before(patch, download_module, "get_file", edit)
+        assert download(files, b"/edited", back, TREE).ok
+    assert [read(back + b"/" + name) for name in (b"a", b"b")] == [b"again", b"shared"]
+
+
+def test_a_symlink_to_a_file_is_no_name_of_it(files: Files, here: bytes) -> None:
+    top, back = here + b"/top", here + b"/back"
+    write(top + b"/a", b"one")
+    os.link(top + b"/a", top + b"/b")
+    assert upload(files, top, b"/two-names", TREE).ok
+    os.mkdir(back)
+    os.symlink(b"a", back + b"/b")
+    assert download(files, b"/two-names", back, TREE).ok
+    assert names_of(back) == [[b"a", b"b"]]
+    assert not os.path.islink(back + b"/b")
+
+
+def test_a_copied_symlink_keeps_its_time(files: Files, here: bytes) -> None:
+    files.symlink(b"there", b"/link")
+    files.utimens(b"/link", mtime_ns=10**18 + 7, follow=False)
+    for _ in range(2):  # new, and over itself
+        assert copy_remote(files, b"/link", b"/copied", TREE).ok
+        found = files.stat(b"/copied")
+        assert (raw_target(found), found["mtime_ns"]) == (b"there", files.stat(b"/link")["mtime_ns"])
+        files.utimens(b"/copied", mtime_ns=1, follow=False)
