@@ -215,6 +215,7 @@ class Content:
         if last is not None and last.broken:
             # The server never gets what this one starts from; where it covers what is gone it can be sent.
             flight.unmade, flight.since, flight.full = last.unmade, -math.inf, True
+            flight.sources = list(last.sources)  # logged with it: who is killed now finds only the number
         if flight.limit is not None:
             for index in list(blocks):
                 start = index * BLOCK

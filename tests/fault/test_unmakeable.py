@@ -7,6 +7,7 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from fsd.vfs.keep import EVERY
 from fsd.vfs.log import SHIFT
 from fsd.wire.messages import Commit, CommitAnswer
 
+PREAD = os.pread
 SIZE = 2 * MIB + 1000
 EDITS = 30  # more than patches fit into one block
 
@@ -418,6 +420,44 @@ def test_what_the_server_will_not_take_is_put_aside_but_for_what_the_log_cannot_
     (one,) = rig.refused()
     assert one.data is not None and one.data.read_bytes() == left != data
     assert one.lacking == len(data), "none of it could be checked"
+    rig.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_was_frozen_behind_it_and_covers_what_is_gone_is_sent(
+    rig: Rig, bad: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Killed behind the record that says the first is put aside: the rest of it still is what the second
+    is made of."""
+    client, data = rig.client, noise(3, 200_000)
+    rig.fh = rig.new(b"copy")
+    rig.write(rig.fh, 0, data)
+    left = one_page_of(rig, bad, data)
+    node = client.volume.core.nodes.get(rig.ino)
+    client.volume.flusher.freeze(node)
+    lost = next(at for at in range(0, len(data), 16) if data[at : at + 16] != left[at : at + 16]) - 16
+    rig.write(rig.fh, lost, noise(4, 5000))
+    client.volume.flusher.freeze(node)
+    original = log_module.Log.append
+
+    def append(self: log_module.Log, kind: int, *rest: object, **more: object) -> int:
+        pos = original(self, kind, *rest, **more)  # type: ignore[arg-type]
+        if killed and kind == log_module.ACK and rig.refused():
+            raise Died("answered")
+        return pos
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_module.Log, "append", append)
+        with pytest.raises(Died) if killed else nullcontext():
+            rig.drained()
+    if killed:
+        client.waiting.clear()
+        client.kill()
+        monkeypatch.setattr(os, "pread", PREAD)  # the log must be found whole up to its end
+        client.open()
+    rig.drained()
+    assert rig.bench.read(rig.bench.find("copy")) == data[:lost] + noise(4, 5000) + data[lost + 5000 :]
+    put_aside(rig, left, 4096)
     rig.close()
 
 
