@@ -5,6 +5,7 @@ Changes nothing, except with `--repair --yes`: then what the plan says, in one t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fsd.blobs.store import BlobStore
     from fsd.meta.database import Database
     from fsd.service.access import FsRef
+    from fsd.service.repair import Repair
 
 KEEP = "keep a copy of the data directory before anything else"
 
@@ -88,9 +90,15 @@ def _look(
     from fsd.service.audit_store import audit_store, unknown_file_systems
 
     findings = _lost(args, db)
-    packs = read = strays = 0
+    packs = read = strays = looked = 0
     for fs in [*wanted, *kept]:
-        found = check(db, fs) if fs in wanted else []
+        try:
+            found = check(db, fs) if fs in wanted else []
+        except NotFound:
+            if args.file_system_id is not None:
+                raise
+            continue  # deleted since the list was read: the server may run
+        looked += fs in wanted
         if store is not None:
             more, seen = audit_store(db, store, fs, read_data=args.read_data, rng=SystemRandom())
             found += more
@@ -99,7 +107,7 @@ def _look(
     unknown = unknown_file_systems(db, store) if store is not None and args.file_system_id is None else []
     value = {
         "ok": not findings,
-        "file_systems": len(wanted),
+        "file_systems": looked,
         "packs": packs,
         "packs_read": read,
         "objects_without_row": strays,
@@ -126,17 +134,17 @@ def _repair(
     from fsd.service import repair
     from fsd.service.audit_store import audit_store
 
-    plans = [(fs, repair.plan(db, store, fs)) for fs in wanted]
-    due = [(fs, one) for fs, one in plans if one.steps]
-    name = due[0][1].plan if len(due) == 1 else ""
+    plans = _of_each(args, wanted, lambda fs: repair.plan(db, store, fs))
+    due = {fs: one.plan for fs, one in plans if one.steps}
+    name = next(iter(due.values())) if len(due) == 1 else ""
     if args.plan is not None and args.plan != name:
         raise UsageError(
             f"the plan is {name or 'another for each filesystem'}, not {args.plan}",
             hint="--plan goes with one filesystem: look at its plan again",
         )
     if due and args.yes:
-        done = dict((fs.name, repair.execute(db, store, fs, one.plan)) for fs, one in due)
-        plans = [(fs, done.get(fs.name, one)) for fs, one in plans]
+        done = dict(_of_each(args, list(due), lambda fs: repair.execute(db, store, fs, due[fs])))
+        plans = [(fs, done[fs] if fs in due else one) for fs, one in plans if fs in done or fs not in due]
     steps = [{"file_system_id": fs.name, **step._asdict()} for fs, one in plans for step in one.steps]
     left = _lost(args, db) + [
         {"file_system_id": fs.name, **found._asdict()}
@@ -145,7 +153,7 @@ def _repair(
     ]
     value = {
         "ok": not left and (args.yes or not steps),
-        "file_systems": len(wanted),
+        "file_systems": len(plans),
         "repaired": bool(args.yes and steps),
         "plan": name or None,
         "steps": steps,
@@ -157,6 +165,20 @@ def _repair(
             f"{len(steps)} repairs are due; nothing was changed", hint=KEEP + "; --yes carries them out"
         )
     return Document(value, text=_repair_text, error=error)
+
+
+def _of_each(
+    args: SimpleNamespace, wanted: list[FsRef], do: Callable[[FsRef], Repair]
+) -> list[tuple[FsRef, Repair]]:
+    """What `do` answers for each filesystem but those that were deleted since the list was read."""
+    found = []
+    for fs in wanted:
+        try:
+            found.append((fs, do(fs)))
+        except NotFound:
+            if args.file_system_id is not None:
+                raise
+    return found
 
 
 def _error(findings: list[dict[str, Any]], hint: str) -> FsdError | None:

@@ -21,7 +21,7 @@ from fsd.meta.database import Database, Tx
 from fsd.meta.sql import MAX
 from fsd.model import blocks
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import Conflict, UsageError
+from fsd.model.errors import Conflict, NotFound, UsageError
 from fsd.service.access import FsRef
 from fsd.service.audit import Finding, findings
 from fsd.service.audit_contract import name_references, wrong_counts
@@ -69,7 +69,8 @@ def plan(db: Database, store: BlobStore, fs: FsRef) -> Repair:
 
 
 def execute(db: Database, store: BlobStore, fs: FsRef, planned: str) -> Repair:
-    """Carry out the plan of that name; raises `Conflict`, and does nothing, when another is due by now."""
+    """Carry out the plan of that name; raises `Conflict`, and does nothing, when another is due by now;
+    `NotFound` when the filesystem was deleted."""
     lost = _lost_packs(db, store, fs)
 
     def run(tx: Tx) -> Repair:
@@ -94,15 +95,17 @@ def _lost_packs(db: Database, store: BlobStore, fs: FsRef) -> list[int]:
 def _repair(tx: Tx, fs: FsRef, lost: list[int]) -> Repair:
     tx.lock_fs(fs.id)
     work = _Work(tx, fs)
-    copied = tx.one("SELECT copied FROM fs WHERE id=?", (fs.id,))
+    copied = tx.one("SELECT copied FROM fs WHERE id=? AND status='active'", (fs.id,))
+    if copied is None:
+        raise NotFound(f"no filesystem {fs.name}")
     work.pinned()
     work.versions()
-    if copied is not None and copied[0]:
+    if copied[0]:
         work.links()
     work.counts()
     work.names()
     work.packs(lost)
-    if copied is not None and copied[0]:
+    if copied[0]:
         work.figures()
     work.feed()
     return Repair(work.steps, findings(tx, fs))
