@@ -155,6 +155,9 @@ SEGMENT: Final = 64 * MIB
 BUFFER_MAX: Final = 16 * GIB
 SMALL_FILE: Final = 64 * KIB  # content kept in memory as well until it is flushed
 LISTING_MAX: Final = 50_000  # names of a directory that are all loaded to list it; of more, page by page
+# Operations and changed files that a mount has unsent, whatever their bytes; then changes wait as for a full
+# log. A new small file is two, and takes 3.6 KB, or 5.4 KB when its log is read back.
+UNSENT_MAX: Final = 500_000
 INODES_MAX: Final = 150_000  # a mount keeps in memory; above it cold directories are forgotten
 SIBLING_SIZE: Final = 128 * KIB  # a file that is fetched together with its neighbours
 SIBLINGS_MAX: Final = 64  # of them at once

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from fsd.model.errors import FsdError, NoSpace, PosixError
-from fsd.model.limits import NS_BATCH_MAX, PARKED_MAX
+from fsd.model.limits import NS_BATCH_MAX, PARKED_MAX, UNSENT_MAX
 from fsd.model.ops import Op
 from fsd.vfs.commit import Committer
 from fsd.vfs.compact import compact
@@ -99,6 +99,7 @@ class Calls:
         self.disk_again = 0.0
         self.disk_freed = 0
         self.limit = core.capacity()
+        self.unsent_max = UNSENT_MAX
         core.lazy = self.limit // 2
 
     # nodes -------------------------------------------------------------------------------------------
@@ -272,6 +273,7 @@ class Calls:
     # changes -----------------------------------------------------------------------------------------
     def room(self, length: int) -> None:
         """Let a change of `length` bytes into the log, or park until there is room for it."""
+        self.room_in_memory(length)
         used = self.core.log.used
         if used + length <= self.limit * FLUSH_AT:
             return
@@ -289,6 +291,20 @@ class Calls:
             self.space_wants.append((length, want))
             raise Park(want)
 
+    def room_in_memory(self, length: int = 0) -> None:
+        """Park while as much is unsent as a mount keeps. All there is to removals, which need no room in the
+        log. No round: what is to be sent goes by its age, and a look at each of so many files costs much."""
+        if self.unsent >= self.unsent_max:
+            want = self.space_want()
+            self.space_wants.append((length, want))
+            raise Park(want)
+
+    @property
+    def unsent(self) -> int:
+        """What the memory of what is not sent grows with, however small it is: operations and changed
+        files."""
+        return len(self.core.queue) + len(self.core.dirty)
+
     def hopeless(self) -> bool:
         """Whether nothing will be freed, however long one waits: everything is sent, and what is in the log
         belongs to open files without a name."""
@@ -305,6 +321,12 @@ class Calls:
     def space_want(self) -> Want:
         """For room in the log: ends with ENOSPC when that takes too long."""
         want = self.core.want("room in the local log")
+        if self.unsent >= self.unsent_max:
+            want.late = NoSpace(
+                f"{self.unsent} changes wait to be sent, as many as a mount keeps",
+                hint="restore the connection: they are sent then",
+            )
+            return want
         want.late = NoSpace(
             f"the log under {self.core.options.state_dir} is full and cannot be sent",
             hint="restore the connection, free disk space there, or raise --buffer-size",
@@ -313,12 +335,14 @@ class Calls:
 
     def freed(self) -> None:
         """Log space may have been freed: let those it suffices for try again, the first first."""
-        room = self.limit - self.core.log.used
+        if not self.space_wants and not self.disk_wants:
+            return
+        room, more = self.limit - self.core.log.used, self.unsent_max - self.unsent
         left = []
         for length, want in self.space_wants:
-            if length <= room:
+            if length <= room and more > 0:
                 want.end()
-                room -= length
+                room, more = room - length, more - 1
             elif not want.finished:
                 left.append((length, want))
         self.space_wants = left

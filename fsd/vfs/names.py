@@ -207,6 +207,7 @@ class NameCalls(UnnamedCalls, ListingCalls):
         if vanish is not None:
             self.committer.cancel(vanish, node.ino, parent, time)
         else:
+            self.room_in_memory()
             op = Unlink(core.take_opno(), UNLINK, parent, name, node.ino, self.base_of(node), time)
             self.do(op, drops=node)
         self.unname(directory, name)
@@ -236,6 +237,7 @@ class NameCalls(UnnamedCalls, ListingCalls):
         if vanish is not None and all(q.op.ino == node.ino for q in core.queue.of(node.ino) if q.op):
             self.committer.cancel(vanish, node.ino, parent, time)
         else:
+            self.room_in_memory()
             self.do(Rmdir(core.take_opno(), RMDIR, parent, name, node.ino, time))
         self.unname(directory, name)
         self.touch_parent(directory, time, -1)

@@ -104,3 +104,51 @@ def test_a_full_buffer_without_a_server_is_told_and_nothing_is_lost(tmp_path: Pa
     assert client.volume.pending().clean
     client.volume.close()
     client.bench.close()
+
+
+def test_however_small_only_so_many_changes_wait_to_be_sent(tmp_path: Path) -> None:
+    """Each file costs memory, not only bytes of the log: without a server a mount's memory grew without end,
+    and so did that of the recovery after it was killed for that."""
+    client = small(tmp_path)
+    root = client.volume.root_ino
+    for name in (b"old", b"older"):
+        client.put(root, name, b"x", sync=True)
+    client.until(client.volume.barrier())
+    client.volume.unsent_max = 40
+    client.net.cut = 1 << 30
+    made = []
+    want = None
+    while want is None:
+        assert len(made) < 100
+        try:
+            _, fh = client.volume.create(root, b"f%d" % len(made), 0o644, 0, 0, os.O_RDWR)
+            made.append(b"<%d>" % len(made))
+            client.volume.write(fh, 0, made[-1])
+            client.volume.release(fh)
+        except Park as park:
+            want = park.want
+    assert 18 <= len(made) <= 21
+    before = client.volume.unsent
+    for gone in (b"old", b"older"):  # what the server has to hear of is one more
+        with pytest.raises(Park):
+            client.volume.unlink(root, gone)
+    client.volume.unlink(root, b"f0")  # what it never heard of is less
+    assert client.volume.unsent < before
+    client.clock.seconds += 11
+    client.volume.tick(client.clock.seconds)
+    with pytest.raises(NoSpace, match="as many as a mount keeps"):
+        client.volume.done(want)
+    client.net.cut = 0
+    for number in range(60):
+        client.put(root, b"more%d" % number, b"[%d]" % number)
+        assert client.volume.unsent <= 42
+    client.call(lambda v: v.unlink(root, b"old"))
+    client.until(client.volume.barrier())
+    tree = server_tree(client.bench)
+    files = {f"/f{number}": data for number, data in enumerate(made) if number}
+    files |= {f"/more{number}": b"[%d]" % number for number in range(60)}
+    found = {path: entry[1] for path, entry in tree.items() if path != "/" and entry[1] is not None}
+    last = f"/f{len(made) - 1}"  # perhaps its write waited in vain
+    assert {**found, last: b""} == {**files, last: b"", "/older": b"x"}
+    client.volume.close()
+    client.bench.close()
