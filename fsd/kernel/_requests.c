@@ -56,6 +56,8 @@ struct request {
 enum { OP_FORGET = 2, OP_GETATTR = 3, OP_SETATTR = 4, OP_OPEN = 14, OP_WRITE = 16, OP_GETXATTR = 22 };
 enum { SETATTR_KILLS = 1 << 11, OPEN_KILLS = 1 << 0, WRITE_FROM_PAGES = 1 << 0, WRITE_KILLS = 1 << 2 };
 enum { KILLS = 1, FROM_PAGES = 2 }; /* what last() tells */
+/* So many are answered here in a row: whoever asks without an end must not keep the loop from what was posted to it. */
+enum { IN_A_ROW = 64 };
 
 /* The beginning of every answer, and the answer to GETATTR. */
 struct answer {
@@ -84,8 +86,8 @@ static size_t forgotten_count;
 static int keeps; /* whether they are kept */
 
 static int waits_with = -1; /* the descriptor beside the connection, while the next receive may wait */
-static int answers;      /* whether questions are answered here */
-static long answered;    /* how many were, since forget_answers() */
+static int answers;       /* whether questions are answered here */
+static long answered;     /* how many were, since forget_answers() */
 static uint64_t bare[64]; /* files whose attributes were told last and that have no capabilities; 0: none */
 static size_t next_bare;
 static struct directory {
@@ -312,7 +314,7 @@ __attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_
 {
     static receive_buf real;
     ssize_t seen;
-    int got, again = 0, waits = waits_with >= 0, connection = -1;
+    int got, again = 0, left = IN_A_ROW, waits = waits_with >= 0, connection = -1;
 
     if (!real)
         real = (receive_buf)find_real(__builtin_return_address(0), "fuse_session_receive_buf");
@@ -321,12 +323,12 @@ __attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_
     if (waits)
         connection = descriptor(se, __builtin_return_address(0));
     do {
-        if (waits && !wait_for_request(connection)) {
+        if (!left || (waits && !wait_for_request(connection))) {
             got = -EINTR; /* pyfuse3 waits for the next, and the loop does what else there is */
             break;
         }
         got = real(se, buf);
-    } while (got > 0 && (kept(buf) || answer(se, __builtin_return_address(0), buf)) && (again = 1));
+    } while (got > 0 && (kept(buf) || (answer(se, __builtin_return_address(0), buf) && left--)) && (again = 1));
     waits_with = -1;
     if (got == -EAGAIN && (again || waits))
         return -EINTR; /* there was nothing else, or the kernel took the request back */

@@ -3,7 +3,8 @@
 `main` is a process of its own (`sys.argv[1]`: a directory for it), since pyfuse3 has one session. It makes
 changes in two directories and asks after each what the kernel asks, twice: at once, when the answer may be
 known ahead, and after a posted call, when a handler gives it. Prints one JSON object: for each change and
-question both answers, and whether the first came from ahead.
+question both answers, and whether the first came from ahead; and how often the loop was asked for what else
+there is while ROW questions came that are answered ahead.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ HEAD = struct.Struct("<IIQQIIIHH")
 GETATTR, SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 3, 4, 6, 8, 9, 10, 11, 12, 13
 SETXATTR, GETXATTR, REMOVEXATTR, INIT, CREATE, RENAME2 = 21, 22, 24, 26, 35, 45
 CAPABILITY = b"security.capability"
+ROW = 300
 FLAGS = 1 << 13  # READDIRPLUS, which pyfuse3 wants; nothing that moves requests through pipes
 
 
@@ -205,10 +207,26 @@ def capabilities(player: Player) -> dict[str, dict[str, object]]:
     return found
 
 
+def in_a_row(player: Player) -> int:
+    """How often the loop had a turn while one question after the other was answered ahead."""
+    scheduler, turns = player.loop.scheduler, list[int]()
+    leave = scheduler.may_wait
+    assert leave is not None
+    player.kernel.getattr(1)
+    assert not player.kernel.ask(MKDIR, 1, struct.pack("<II", 0o755, 0) + b"row\0")[0]
+    before = player.handled
+    scheduler.may_wait = lambda fd: (turns.append(fd), leave(fd))[1]
+    for _ in range(ROW):
+        player.kernel.getattr(1)
+    assert player.handled == before, "all of them are answered ahead"
+    return len(turns)
+
+
 def main() -> None:
     player = Player(Path(sys.argv[1]))
     player.start()
-    print(json.dumps({**changes(player), **capabilities(player)}), flush=True)
+    found = {**changes(player), **capabilities(player)}
+    print(json.dumps({"answers": found, "asked": ROW, "turns": in_a_row(player)}), flush=True)
     os._exit(0)  # the loop's thread waits for requests
 
 
