@@ -35,7 +35,9 @@ log = logging.getLogger(__name__)
 MERGE: Final = 0.5
 EXIT_CLEAN: Final = 0
 EXIT_LEFT: Final = 6
-ROUND: Final = 10.0  # a round of a drain's progress takes at most so long: 1 s, and twice the FUSE thread's 5
+ROUND: Final = (
+    10.0  # a drain's round in which the FUSE thread does not answer takes less, or the sandbox was paused
+)
 NOTHING: Final = {"operations": 0, "files": 0, "bytes": 0}
 
 Tell = Callable[[str], Awaitable[None]]
@@ -299,15 +301,18 @@ class Stopper:
         if before is not None and not before.clean:
             await tell(f"sending {counted(before.files, 'file')}, {counted(before.bytes, 'byte')}")
         await daemon.call(begin)
-        last, rest = trio.current_time(), within + 2.0 if within is not None else float("inf")
+        rest = within + 2.0 if within is not None else float("inf")
+        last, counted_to = trio.current_time(), machine.clock()
         while wants and not ended.is_set() and rest > 0:
             with trio.move_on_after(1.0):
                 await ended.wait()
                 continue
             now = await daemon.call(machine.volume.pending)
-            # A round that took longer than a round can was a pause of the sandbox: that is no time-out.
+            # A pause of the sandbox is no time-out: the machine's clock, by which the barrier ends, leaves it
+            # out. It stands still where the FUSE thread does.
             turned, last = last, trio.current_time()
-            rest -= min(last - turned, ROUND)
+            waited, counted_to = counted_to, machine.clock()
+            rest -= counted_to - waited if now is not None else min(last - turned, ROUND)
             if now is not None:
                 text = f"{counted(now.files, 'file')}, {counted(now.bytes, 'byte')} to send"
                 await tell(text + (f" ({now.reason})" if now.reason else ""))

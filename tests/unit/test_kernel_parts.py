@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
@@ -24,7 +26,7 @@ from fsd.kernel.mini import Scheduler
 from fsd.kernel.mountpoint import parse_mountinfo
 from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
 from fsd.kernel.options import mount_id
-from fsd.kernel.stop import MERGE, Stopper
+from fsd.kernel.stop import MERGE, Drained, Stopper, quiet
 from fsd.kernel.supervisor import Supervisor
 from fsd.model.errors import HistoryChanged, Unavailable
 from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
@@ -401,3 +403,66 @@ class TestStopRoutes:
 
     def test_different_routes_far_apart_are_two(self) -> None:
         assert self.stops(("signal", 0), ("pipe", MERGE + 0.1)) == ["_graceful", "_at_once"]
+
+
+class TestDrain:
+    """How long a barrier is waited for. The time is made up; a pause of the sandbox is a jump of it."""
+
+    def drained(self, within: float, pause: float, sent_after: float, *, runs: bool = True) -> Drained:
+        """The pause begins at 1.5 s; `sent_after` it everything is sent. `runs`: the FUSE thread goes on."""
+        time = trio.testing.MockClock(autojump_threshold=0)
+
+        async def main() -> Drained:
+            host = replace(Host(), monotonic=trio.current_time)
+            tiny = TinyVolume()
+            tiny.stuck = 1
+            machine = Machine(
+                cast(Any, tiny), cast(Any, None), cast(Any, None), Scheduler(), host, io_timeout=60.0
+            )
+            answers = [True, True]  # it stood still after the barrier was begun
+
+            async def call(func: Callable[[], object]) -> object:
+                if runs or answers:
+                    answers[:1] = []
+                    return func()
+                await trio.sleep(5)
+                return None
+
+            async def ticks() -> None:
+                while runs:
+                    await trio.sleep(0.1)
+                    machine.tick()
+
+            async def sandbox() -> None:
+                await trio.sleep(1.5)
+                time.jump(pause)
+                await trio.sleep(sent_after)
+                for parked in machine.snapshot() if runs else ():
+                    parked.want.end()
+                machine.settle()
+
+            stopper = Stopper(cast(Any, SimpleNamespace(machine=machine, call=call)))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ticks)
+                nursery.start_soon(sandbox)
+                done = await stopper.drain(within, quiet)
+                nursery.cancel_scope.cancel()
+            return done
+
+        return trio.run(main, clock=time)
+
+    @pytest.mark.parametrize("pause", [0.0, 4.0, 9.0, 3600.0])
+    def test_a_pause_is_no_time_that_was_waited(self, pause: float) -> None:
+        assert self.drained(5.0, pause, 1.0).error is None
+
+    def test_who_waited_as_long_as_was_asked_is_told(self) -> None:
+        for pause in (0.0, 9.0):
+            done = self.drained(5.0, pause, 600.0)
+            assert isinstance(done.error, Unavailable)
+            assert "no answer in time" in str(done.error)
+            assert done.took - pause < 8.0
+
+    def test_a_thread_that_stands_still_is_waited_for_no_longer(self) -> None:
+        done = self.drained(20.0, 3600.0, 0.0, runs=False)
+        assert "the FUSE thread does not answer" in str(done.error)
+        assert done.took - 3600.0 < 60.0
