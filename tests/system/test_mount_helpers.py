@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,9 +134,22 @@ def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
     assert lazy.returncode == 0, lazy.stderr
 
 
+NEWER_MOUNT = """#!/bin/sh
+[ "${LIBMOUNT_FORCE_MOUNT2-}" = always ] || { echo "mount: fsconfig() failed" >&2; exit 32; }
+exec "$REAL_MOUNT" "$@"
+"""
+
+
 @pytest.mark.root
-def test_remount(box: Sandbox, program: Path) -> None:
-    """As mount(8) calls the helper: with what fstab or the kernel's table says beside it."""
+def test_remount(box: Sandbox, program: Path, tmp_path: Path) -> None:
+    """As mount(8) calls the helper: with what fstab or the kernel's table says beside it. From util-linux
+    2.39 on it remounts no FUSE by itself."""
+    newer, real = tmp_path / "bin" / "mount", shutil.which("mount", path=box.env["PATH"])
+    assert real
+    newer.parent.mkdir()
+    newer.write_text(NEWER_MOUNT)
+    newer.chmod(0o755)
+    box.env |= {"PATH": f"{newer.parent}:{box.env['PATH']}", "REAL_MOUNT": real}
     place = os.fspath(box.mountpoint)
     helper = [str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place]
     ours = f"token-file={token_file(box)},state-dir={box.state}"
