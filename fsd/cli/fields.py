@@ -104,7 +104,8 @@ FIELDS: Final = {
     "fs commit-layer": _MERGE + " layer_id",
     "fs delete-layer": "layer_id status layers_deleted[]",
     "drain": "status flushed{} duration_ms " + _LEFT,
-    "unmount": "status flushed{}? duration_ms? pending{}? first_failed_path? reason? mount_path",
+    "unmount": "status flushed{}? duration_ms? pending{}? first_failed_path? reason? still_mounted_at?"
+    " mount_path",
     "wait": "status seq mount_path",
     "wait-exit": "status exit " + _LEFT,
     "status": "pid supervisor_pid restarts mount_session_id file_system_id state fs_seq pending{}"

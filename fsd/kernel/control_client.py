@@ -127,6 +127,8 @@ def _await(sock: socket.socket, timeout: float | None) -> None:
 def _silent(sock: socket.socket, text: str) -> Unavailable:
     """Why a daemon says nothing, as far as can be seen from outside."""
     pid, _, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if not pid:  # in a container that does not see it; `kill 0` would be for the caller's own processes
+        return Unavailable(text, hint="see its log; its process is not one of this container's")
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:

@@ -252,8 +252,15 @@ def mounts(directory: RuntimeDir) -> list[dict[str, Any]]:
     """Every mount of ours in the kernel's table, and every daemon that is still sending."""
     prune(directory)
     found = []
-    listed = {entry.ids[1]: entry for entry in mountpoint.list_mounts() if entry.ids}
     records = {record.mount_id: record for record in directory.records()}
+    listed: dict[str, mountpoint.MountEntry] = {}
+    for entry in mountpoint.list_mounts():
+        if entry.ids is None:
+            continue
+        record = records.get(entry.ids[1])
+        # One that was bound to other places too is told by its own.
+        if entry.ids[1] not in listed or (record is not None and record.mountpoint == str(entry.path)):
+            listed[entry.ids[1]] = entry
     for mount_id, entry in listed.items():
         record = records.get(mount_id)
         alive = record is not None and directory.home(record).alive(mount_id)

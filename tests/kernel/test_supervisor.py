@@ -186,7 +186,7 @@ def test_a_mount_made_read_only_stays_so_when_its_daemon_is_replaced(tiny: Tiny,
 
     def remount(flag: str) -> None:
         command = ["mount", "-i", "-o", f"remount,{flag}", os.fspath(tiny.place)]
-        subprocess.run(command, check=True, timeout=30)
+        subprocess.run(command, check=True, timeout=30, env={**os.environ, "LIBMOUNT_FORCE_MOUNT2": "always"})
 
     assert tiny.start(*(["old-kernel"] if how != "beneath" else [])).returncode == 0
     assert unmount.status(tiny.place, tiny.directory)["read_only"] is False
@@ -344,6 +344,8 @@ def test_a_bound_place_is_unmounted_alone(tiny: Tiny) -> None:
         if inside == "f":
             outside.touch()
         subprocess.run(["mount", "--bind", tiny.place / inside, outside], check=True, timeout=30)
+        rows = [one for one in unmount.mounts(tiny.directory) if one["mount_id"] == tiny.record().mount_id]
+        assert [(one["mount_path"], one["state"]) for one in rows] == [(str(tiny.place), runtime.MOUNTED)]
         used = os.open(outside, os.O_RDONLY)
         try:
             with pytest.raises(Busy):
