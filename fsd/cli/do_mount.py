@@ -302,8 +302,9 @@ def conflicts(context: Context, args: SimpleNamespace) -> Document:
         lines = []
         for c in value["conflicts"]:
             by = ":".join(part for part in (c["host"], c["mount"]) if part)  # `fsd run` has no mount
-            path, told = shown_name(c, "path"), f"{c['at']}  {c['detail']}"
-            lines.append(f"{c['reason']}  {path}  for {c['original']}  by {by}  {told}\n")
+            path, original = shown_name(c, "path"), shown_name(c, "original")
+            line = f"{c['reason']}  {path}  for {original}  by {by}  {c['at']}  {c['detail']}"
+            lines.append(line.replace("\n", "\\n") + "\n")
         return "".join(lines)
 
     return Document({"path": args.path, "conflicts": found}, text=text)

@@ -47,7 +47,7 @@ def render(document: Document, format: str, query: str | None) -> str:
     if format == "json":
         return show(value, indent=2) + "\n"
     if query is None and document.text is not None:
-        return document.text(value)
+        return visible(document.text(value))  # names, hosts and labels are whoever's who has a token
     return plain(value)
 
 
@@ -109,7 +109,7 @@ def _cell(value: Any) -> str:
         return " ".join(f"{k}={_cell(v)}" for k, v in value.items())
     if isinstance(value, list):
         return ",".join(_cell(v) for v in value)
-    return scalar(value).replace("\n", " ").replace("\t", " ")
+    return visible(scalar(value)).replace("\n", " ").replace("\t", " ")
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:

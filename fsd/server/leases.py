@@ -132,8 +132,8 @@ async def note_conflict(request: Request) -> Response:
     only(body, "original", "host", "detail")
     copy, original = path_of(request), field_path(body, "original")
     host, detail = string(body, "host") or "", string(body, "detail") or ""
-    if max(len(host), len(detail)) > LISTED_MAX:
-        raise UsageError(f"host and detail have at most {LISTED_MAX} characters")
+    if max(len(host), len(detail)) > LISTED_MAX or "\0" in host + detail:  # PostgreSQL takes no NUL
+        raise UsageError(f"host and detail have at most {LISTED_MAX} characters and no NUL")
 
     def note(tx: Tx) -> int:
         seq, _ = hold_tree(tx, fs, who)

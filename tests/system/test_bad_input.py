@@ -517,3 +517,23 @@ def test_the_state_of_another_filesystem_is_refused_and_stays(
 def test_a_cursor_of_conflicts_that_is_none(shared_fs: TestFs, text: bytes) -> None:
     cursor = base64.urlsafe_b64encode(text).decode()
     assert shared_fs.ask("GET", f"/conflicts/?cursor={cursor}").status == 400
+
+
+@pytest.mark.parametrize("field", ["host", "detail"])
+def test_texts_of_a_conflict_that_no_database_holds(shared_fs: TestFs, field: str) -> None:
+    assert shared_fs.ask("PUT", "/files/copy", b"x").status == 200
+    for text in ("a\0b", "x" * 10_000):
+        answer = shared_fs.ask("POST", "/conflicts/copy", {"original": "/f", field: text})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_argument")
+    assert shared_fs.ask("GET", "/conflicts/").json["conflicts"] == []
+
+
+def test_what_others_call_themselves_does_not_reach_the_terminal_as_it_is(shared_fs: TestFs) -> None:
+    assert shared_fs.ask("PUT", "/files/copy", b"x").status == 200
+    said = {"original": "/f\x1b[2J\n", "host": "other\x1b]0;title\x07\nlost  /x", "detail": "\x9b31m"}
+    assert shared_fs.ask("POST", "/conflicts/copy", said).status == 200
+    found = process("conflicts", "/", "--output", "text", env=shared_fs.env)
+    lines = found.out.decode().splitlines()
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+    assert process("conflicts", "/", env=shared_fs.env).json["conflicts"][0]["host"] == said["host"]

@@ -231,3 +231,18 @@ def test_dry_run_is_refused_where_nothing_changes() -> None:
     found = inside("cat", "/x", "--dry-run", env=ENV)
     assert found.code == 2
     assert "changes nothing" in found.err
+
+
+def test_no_text_for_people_moves_their_terminal() -> None:
+    rows = [{"host": "a\x1b[2J", "labels": {"k": "\x07"}, "list": ["\x9b"]}]
+    for document in (
+        Document({"rows": rows}),
+        Document(rows),
+        Document({"rows": rows}, text=columns(["host", "labels", "list"], "rows")),
+        Document(rows, text=lambda value: f"{value[0]['host']}\n"),
+    ):
+        text = render(document, "text", None)
+        assert "a\\x1b[2J" in text
+        assert text.replace("\n", "").replace("\t", "").isprintable()
+    # A bare value that was asked for is what it is: scripts take it.
+    assert render(Document({"rows": rows}), "text", "rows[0].host") == "a\x1b[2J\n"
