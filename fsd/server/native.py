@@ -76,8 +76,10 @@ async def create(request: Request) -> Response:
     call = idempotent_call(request, who.token_id, raw)
     service = ctx.service
     sessions: list[dict[str, Any]] | None = None
-    known = call is not None and await ctx.run(lambda: service.idempotency.knows(call))
-    if seconds and not known:
+    kept = None if call is None else await ctx.run(lambda: service.idempotency.kept(call))
+    if kept is not None:
+        return send(timed(ctx, kept, began))
+    if seconds:
         sessions = await _barriers(ctx, fs, who, seconds)
         left = [one for one in sessions if not one["included"]]
         if left and require_all:
@@ -95,7 +97,7 @@ async def create(request: Request) -> Response:
         return service.idempotency.run(tx, call, lambda inner: finished(make(inner)))
 
     def work() -> Answer:
-        if place is None or known:
+        if place is None:
             return service.db.write(
                 lambda tx: around(tx, lambda inner: service.checkpoints.make(inner, fs, who, ask))
             )

@@ -74,9 +74,13 @@ class Idempotency:
         return answer
 
     def knows(self, call: Call) -> bool:
-        """Whether the key was used already, whatever for: its request is judged when it is whole."""
+        """Whether the key was used already, whatever for: its request is judged when it is whole. Not where
+        that was so long ago that it counts as new."""
         row = self._db.read(
-            lambda tx: tx.one("SELECT 1 FROM idempotency WHERE scope = ? AND key = ?", (call.scope, call.key))
+            lambda tx: tx.one(
+                "SELECT 1 FROM idempotency WHERE scope = ? AND key = ? AND expires >= ?",
+                (call.scope, call.key, self._host.wall_ns()),
+            )
         )
         return row is not None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
-from support.server import TestFs
+from support.server import Server, TestFs
 
+from fsd.meta.sqlite import FILE
 from fsd.wire.messages import BarrierAsk, read_feed
 
 PAYLOAD = bytes(range(256)) * 6000  # one and a half blocks
@@ -259,6 +262,24 @@ def test_a_native_checkpoint_in_a_hosts_thread(shared_fs: TestFs) -> None:
     assert op(fs, "listBlobReferences", {}) == []
     other = {"thread": f"fsd:{fs.id}", "writer": {**writer, "threadId": f"fsd:{fs.id}"}}
     assert fs.ask("POST", "/checkpoints", other).status == 422
+
+
+def test_a_key_that_was_used_long_ago_is_a_new_one(server: Server) -> None:
+    """Also before the sweep has forgotten it: the checkpoint still goes into the host's thread, by its rules."""
+    fs = server.create(lease_duration_ms=3_600_000, renew_after_ms=1_800_000)
+    key = {"Idempotency-Key": "k-old"}
+    writer = op(fs, "acquireWriter", {"threadId": "chat"})
+    body = {"thread": "chat", "writer": writer, "expected_head_id": None}
+    first = fs.ask("POST", "/checkpoints", body, headers=key)
+    again = fs.ask("POST", "/checkpoints", body, headers=key)
+    assert (first.status, again.status) == (201, 201)
+    assert again.headers["idempotent-replay"] == "true"
+    assert again.json["checkpoint_id"] == first.json["checkpoint_id"]
+    with closing(sqlite3.connect(server.data_dir / FILE, timeout=60)) as db, db:
+        assert db.execute("UPDATE idempotency SET expires=1 WHERE key='k-old'").rowcount == 1
+    late = fs.ask("POST", "/checkpoints", body, headers=key)
+    assert (late.status, late.code) == (409, "SANDBOX_SNAPSHOT_STALE_HEAD"), "the thread has a head by now"
+    assert [one["thread_id"] for one in fs.ask("GET", "/checkpoints").json["checkpoints"]] == ["chat"]
 
 
 def test_manifests_are_listed_and_shown_too(shared_fs: TestFs) -> None:
