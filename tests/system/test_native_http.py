@@ -265,7 +265,7 @@ def test_a_native_checkpoint_in_a_hosts_thread(shared_fs: TestFs) -> None:
 
 
 def test_a_key_that_was_used_long_ago_is_a_new_one(server: Server) -> None:
-    """Also before the sweep has forgotten it: the checkpoint still goes into the host's thread, by its rules."""
+    """Also before the sweep has forgotten it: the checkpoint goes into the host's thread, by its rules."""
     fs = server.create(lease_duration_ms=3_600_000, renew_after_ms=1_800_000)
     key = {"Idempotency-Key": "k-old"}
     writer = op(fs, "acquireWriter", {"threadId": "chat"})
