@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fsd.host.files import fsync_dir, write_all
+from fsd.host.files import fsync_dir, make_dirs_durable, write_all
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, IntegrityError
 from fsd.model.limits import MIB
@@ -84,6 +84,7 @@ class _TakeOut:
         self.names = _names([replay.ops[opno] for opno in sorted(replay.ops)])
         self._paths = paths
         self._known: dict[int, bytes] | None = None
+        self._entered: dict[Path, None] = {}  # directories with new entries, made durable once, at the end
         self.taken = Taken()
 
     def run(self, remote: Remote | None, cache: Cache) -> Taken:
@@ -100,7 +101,7 @@ class _TakeOut:
                 _make(self.place(*where))
             elif op.target is not None:
                 link = self.place(*where)
-                _make(link.parent)
+                self.enter(link.parent)
                 try:
                     os.symlink(op.target, link)
                 except FileExistsError as exc:
@@ -111,6 +112,8 @@ class _TakeOut:
             self.taken.files.append(str(place))
             if not self.write(driver, node, place):
                 self.taken.incomplete.append(str(place))
+        for directory in self._entered:
+            fsync_dir(directory)
         numbers = {flight.opno for flight in flights.values()}
         self.taken.names = sum(
             1 for opno, op in replay.ops.items() if opno not in numbers and not _taken_out(op)
@@ -130,6 +133,12 @@ class _TakeOut:
         clean = [part for part in (*top, *reversed(parts)) if part not in (b"", b".", b"..")]
         return self.target.joinpath(*map(os.fsdecode, clean))
 
+    def enter(self, directory: Path) -> None:
+        """Have `directory`, for an entry in it."""
+        if directory not in self._entered:
+            _make(directory)
+            self._entered[directory] = None
+
     def known(self) -> dict[int, bytes]:
         if self._known is None:
             self._known = self._paths()
@@ -138,7 +147,7 @@ class _TakeOut:
     def write(self, driver: Driver | None, node: Inode, place: Path) -> bool:
         """The file, as it was to become; False: what only the server has is missing."""
         volume, whole = self.volume, True
-        _make(place.parent)
+        self.enter(place.parent)
         try:
             fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError as exc:
@@ -159,7 +168,6 @@ class _TakeOut:
         finally:
             os.close(fd)
             volume.release(handle)
-        fsync_dir(place.parent)
         return whole
 
     def changed(self, node: Inode, offset: int, size: int) -> bytes:
@@ -198,7 +206,7 @@ def _taken_out(op: Op | Flown | Reserved) -> bool:
 
 def _make(directory: Path) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_dirs_durable(directory, 0o777)
     except (FileExistsError, NotADirectoryError) as exc:
         raise _there(directory) from exc
 
