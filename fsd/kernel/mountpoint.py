@@ -87,6 +87,11 @@ def still_listed(path: Path, source: str) -> bool:
     return any(entry.path == path and entry.source == source for entry in list_mounts())
 
 
+def places(source: str) -> list[Path]:
+    """Where `source` is listed, in the kernel's order: once, unless it was bound to other places as well."""
+    return list(dict.fromkeys(entry.path for entry in list_mounts() if entry.source == source))
+
+
 def resolve(path: Path) -> Path:
     """`path` absolute and without symlinks, without touching what is mounted at it."""
     absolute = os.path.abspath(path)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from fsd.kernel import runtime
-from fsd.kernel.mountpoint import detach
+from fsd.kernel.mountpoint import detach, mounted_at, places
 from fsd.kernel.supervisor import STOP_SIGNALS
 from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
 from fsd.model.names import show
@@ -233,8 +233,17 @@ class Stopper:
         return answer, lambda: self.end(self._ending_of(rest))
 
     async def _detach(self, *, lazy: bool) -> None:
-        place = self._daemon.place
-        await trio.to_thread.run_sync(lambda: detach(place, lazy=lazy), abandon_on_cancel=True)
+        """From wherever it is listed: it may have been moved, or bound to other places, which would be left
+        dead. Its own place comes last: where another one is busy, that one still is there."""
+        own, source = self._daemon.place, self._daemon.options.source
+
+        def from_all() -> None:
+            for place in [*(path for path in places(source) if path != own), own]:
+                entry = mounted_at(place)
+                if place == own or (entry is not None and entry.source == source):  # not under another mount
+                    detach(place, lazy=lazy)
+
+        await trio.to_thread.run_sync(from_all, abandon_on_cancel=True)
 
     async def _detach_anyhow(self) -> None:
         """Lazily. A mount that stays all the same must not keep a stop from its end: it is dead then, and the

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-from fsd.kernel import remains, runtime
+from fsd.kernel import namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
 from fsd.kernel.options import MountOptions
@@ -101,12 +101,7 @@ def _lock(options: MountOptions, directory: RuntimeDir, say: Say) -> int:
         sending = state in (runtime.DETACHED, runtime.ENDED)
         # A command that asks whether the mount lives holds the lock for a moment as well.
         if waited > (options.ready_timeout if sending else 0.3):
-            raise Busy(
-                f"the mount at {options.mountpoint} is "
-                + ("still sending what was left" if sending else state)
-                + (f" (daemon {pid})" if pid else ""),
-                hint=f"`fsd status {options.mountpoint}`, `fsd unmount {options.mountpoint}`",
-            )
+            raise _held(options, directory, "still sending what was left" if sending else state, pid)
         if sending and not told:
             told = True
             say(f"waiting for the previous daemon (pid {pid}) to send what was left")
@@ -120,6 +115,19 @@ def _holder(options: MountOptions, directory: RuntimeDir) -> tuple[str, int]:
     except NotFound:
         return runtime.STARTING, 0
     return record.state, record.pid
+
+
+def _held(options: MountOptions, directory: RuntimeDir, doing: str, pid: int) -> Busy:
+    """The place is taken: by a mount that this namespace lists, or another one."""
+    place = options.mountpoint
+    record = directory.load(options.mount_id)
+    where, hint = namespace.told(record, f"fsd unmount {place}") if record is not None else ("", "")
+    if where:
+        return Busy(f"the mount at {place} is {where}", hint=hint)
+    return Busy(
+        f"the mount at {place} is {doing}" + (f" (daemon {pid})" if pid else ""),
+        hint=f"`fsd status {place}`, `fsd unmount {place}`",
+    )
 
 
 def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsd.host.seam import Host
-from fsd.kernel import mountpoint, remains, runtime
+from fsd.kernel import mountpoint, namespace, remains, runtime
 from fsd.kernel.control_client import NoDaemon, connect, request
 from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
@@ -68,7 +68,7 @@ def _socket(record: Record, host: Host) -> Path:
         except NoDaemon:
             now = directory.read(record.mount_id)
             alive = directory.alive(record.mount_id)
-            if not alive and not mountpoint.still_listed(Path(record.mountpoint), record.source):
+            if not alive and not mountpoint.places(record.source):
                 raise _gone(now) from None
             coming = now.state in (runtime.STARTING, runtime.RESTARTING)
             if not (coming and alive) or host.monotonic() > deadline:
@@ -151,22 +151,25 @@ def unmount(
 ) -> dict[str, Any]:
     """Drain, detach, and wait until the daemon has ended. A place that a mount was bound to (`mount --bind`,
     a container's volume) is detached alone, and the answer says where the mount goes on: umount(8) comes
-    here for each of them, since the kernel lists all with one source.
+    here for each of them, since the kernel lists all with one source. The last of them, or where a mount was
+    moved to, ends it.
 
     Raises `Busy` (still mounted), `NotDrained` (detached; the rest is kept), `NotFound` (nothing mounted).
     """
     resolved = mountpoint.resolve(place)
     entry = mountpoint.mounted_at(resolved)
     if entry is None:
-        raise NotFound(f"nothing is mounted at {resolved}", hint="`fsd mounts` lists what is mounted here")
+        raise _absent(resolved, directory)
     record = directory.find(resolved)
     directory = directory.home(record)
     _step_out(resolved)
-    if str(resolved) != record.mountpoint and mountpoint.still_listed(Path(record.mountpoint), record.source):
+    others = [str(path) for path in mountpoint.places(record.source) if path != resolved]
+    if str(resolved) != record.mountpoint and others:
         mountpoint.detach(resolved, lazy=lazy)
         if mountpoint.still_listed(resolved, record.source):
             raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
-        return {"status": "unmounted", "still_mounted_at": record.mountpoint}
+        at = record.mountpoint if record.mountpoint in others else others[0]
+        return {"status": "unmounted", "still_mounted_at": at}
     remains.free(record.pid, resolved, record.source)
     try:
         answer = request(
@@ -188,6 +191,19 @@ def unmount(
     if mountpoint.still_listed(resolved, record.source):
         raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
     return _judged(answer, f"{resolved} is unmounted, but not everything was sent")
+
+
+def _absent(place: Path, directory: RuntimeDir) -> NotFound:
+    """Nothing is mounted at `place`, as far as this mount namespace goes."""
+    try:
+        record = directory.find(place)
+    except NotFound as exc:
+        return exc
+    if record.mountpoint == str(place):
+        where, hint = namespace.told(record, f"fsd unmount {place}")
+        if where:
+            return NotFound(f"{place} is {where}, not in this one", hint=hint)
+    return NotFound(f"nothing is mounted at {place}", hint="`fsd mounts` lists what is mounted here")
 
 
 def _step_out(place: Path) -> None:
@@ -222,8 +238,13 @@ def wait_exit(
     record = directory.find(place)
     directory = directory.home(record)
     if directory.alive(record.mount_id):
-        if mountpoint.still_listed(Path(record.mountpoint), record.source):
-            raise Busy(f"{record.mountpoint} is mounted", hint="unmount it first")
+        listed = mountpoint.places(record.source)
+        if listed:
+            at = record.mountpoint if Path(record.mountpoint) in listed else listed[0]
+            raise Busy(f"{at} is mounted", hint="unmount it first")
+        elsewhere, hint = namespace.told(record, f"fsd unmount {record.mountpoint}")
+        if elsewhere:
+            raise Busy(f"{record.mountpoint} is {elsewhere}", hint=f"unmount it first: {hint}")
         _wait_gone(directory, record, host, within, say)
     record = directory.read(record.mount_id)
     if record.state != runtime.ENDED:

@@ -1,0 +1,169 @@
+"""A mount that is not where it was made: moved, bound to other places, or in another mount namespace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.tinyplace import TESTS, Tiny
+from support.wait import wait_for
+
+from fsd.host.seam import Host
+from fsd.kernel import unmount
+from fsd.kernel.mountpoint import mounted_at, places
+from fsd.model.errors import Busy, NotDrained, NotFound
+
+pytestmark = [pytest.mark.kernel, pytest.mark.root]
+
+
+def say(text: str) -> None:
+    print(text)
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True, timeout=30)
+
+
+@pytest.fixture
+def private(tiny: Tiny) -> Iterator[Tiny]:
+    """The place lies in a mount of its own: below a shared one the kernel moves nothing."""
+    run("mount", "--bind", tiny.base, tiny.base)
+    run("mount", "--make-private", tiny.base)
+    yield tiny
+    tiny.close()
+    for path in reversed(places_below(tiny.base)):
+        run("umount", "-i", "-l", path)
+    run("umount", "-l", tiny.base)
+
+
+def places_below(base: Path) -> list[Path]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [path for line in lines if base in (path := Path(line.split()[4])).parents]
+
+
+def made(base: Path, name: str) -> Path:
+    (base / name).mkdir()
+    return base / name
+
+
+def test_a_moved_mount_is_unmounted_where_it_is(private: Tiny) -> None:
+    assert private.start().returncode == 0
+    record, other = private.record(), made(private.base, "other")
+    run("mount", "--move", private.place, other)
+    (other / "f").write_bytes(b"x")
+    assert unmount.status(other, private.directory)["pid"] == record.pid
+    with pytest.raises(Busy, match=f"{other} is mounted"):
+        unmount.wait_exit(private.place, private.directory, 1, say, Host())
+    used = os.open(other, os.O_RDONLY)
+    try:
+        with pytest.raises(Busy, match=f"in use by pid {os.getpid()}"):
+            unmount.unmount(other, private.directory, 30, say, Host())
+    finally:
+        os.close(used)
+    assert (other / "f").read_bytes() == b"x"
+    assert unmount.unmount(other, private.directory, 30, say, Host())["status"] == "unmounted"
+    assert places(record.source) == []
+    assert not private.directory.alive(record.mount_id)
+    assert unmount.wait_exit(private.place, private.directory, 30, say, Host())["status"] == "ended"
+
+
+def test_a_stop_detaches_a_moved_mount(private: Tiny) -> None:
+    assert private.start().returncode == 0
+    record, other = private.record(), made(private.base, "other")
+    run("mount", "--move", private.place, other)
+    os.kill(record.pid, signal.SIGTERM)
+    wait_for(lambda: not private.directory.alive(record.mount_id), 30, "its end")
+    assert places(record.source) == []
+
+
+def test_a_dead_moved_mount_is_detached(private: Tiny) -> None:
+    assert private.start().returncode == 0
+    record, other = private.record(), made(private.base, "other")
+    run("mount", "--move", private.place, other)
+    for pid in (record.supervisor_pid, record.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not private.directory.alive(record.mount_id), 30, "their end")
+    with pytest.raises(NotDrained, match="was dead"):
+        unmount.unmount(other, private.directory, 30, say, Host())
+    assert places(record.source) == []
+
+
+def test_the_last_of_several_places_ends_the_mount(private: Tiny) -> None:
+    """The mount's own place went first, by umount(8): the daemon serves the others until the last goes."""
+    assert private.start().returncode == 0
+    record, first, second = private.record(), made(private.base, "first"), made(private.base, "second")
+    for place in (first, second):
+        run("mount", "--bind", private.place, place)
+    run("umount", "-i", private.place)
+    answer = unmount.unmount(first, private.directory, 30, say, Host())
+    assert answer == {"status": "unmounted", "still_mounted_at": str(second)}
+    (second / "f").write_bytes(b"x")
+    assert unmount.unmount(second, private.directory, 30, say, Host())["status"] == "unmounted"
+    assert places(record.source) == []
+    assert not private.directory.alive(record.mount_id)
+
+
+def test_an_unmount_leaves_no_dead_places(private: Tiny) -> None:
+    """Where it was bound to goes with the mount, unless that is in use: then all of it stays."""
+    assert private.start().returncode == 0
+    record, bound = private.record(), made(private.base, "bound")
+    run("mount", "--bind", private.place, bound)
+    used = os.open(bound, os.O_RDONLY)
+    try:
+        with pytest.raises(Busy, match=f"{bound} is busy"):
+            unmount.unmount(private.place, private.directory, 30, say, Host())
+    finally:
+        os.close(used)
+    (private.place / "f").write_bytes(b"x")
+    assert (bound / "f").read_bytes() == b"x"
+    assert unmount.unmount(private.place, private.directory, 30, say, Host())["status"] == "unmounted"
+    assert places(record.source) == []
+
+
+@pytest.mark.long  # the session's end is waited for five seconds
+def test_an_unmount_takes_nothing_off_that_is_not_its_own(private: Tiny) -> None:
+    assert private.start().returncode == 0
+    record, covered = private.record(), made(private.base, "covered")
+    run("mount", "--bind", private.place, covered)
+    run("mount", "-t", "tmpfs", "none", covered)
+    assert unmount.unmount(private.place, private.directory, 30, say, Host())["status"] == "unmounted"
+    assert places(record.source) == [covered]  # what lies on it is somebody else's
+    on_top = mounted_at(covered)
+    assert on_top is not None
+    assert on_top.fstype == "tmpfs"
+    run("umount", covered)
+    with pytest.raises(OSError) as told:
+        os.listdir(covered)
+    assert told.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+
+
+def test_a_mount_in_another_namespace_is_told_with_the_way_to_it(tiny: Tiny) -> None:
+    apart = ["unshare", "-m", "--propagation", "private", *tiny.command()]
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    subprocess.run(apart, cwd=TESTS, env=env, check=True, capture_output=True, timeout=60)
+    assert not tiny.listed()
+    record = tiny.record()
+    hint = f"`nsenter -t {record.pid} -m fsd unmount {tiny.place}`"
+    again = tiny.start()
+    assert again.returncode == 7
+    assert f"in another mount namespace (daemon {record.pid})" in again.stderr
+    assert hint in again.stderr
+    with pytest.raises(NotFound, match="in another mount namespace") as absent:
+        unmount.unmount(tiny.place, tiny.directory, 30, say, Host())
+    assert absent.value.hint == hint
+    with pytest.raises(Busy, match="in another mount namespace") as waited:
+        unmount.wait_exit(tiny.place, tiny.directory, 30, say, Host())
+    assert hint in str(waited.value.hint)
+    assert unmount.status(tiny.place, tiny.directory)["pid"] == record.pid
+    way = [sys.executable if word == "fsd" else word for word in hint.strip("`").split()]
+    way[way.index("unmount") : way.index("unmount")] = ["-m", "fsd"]
+    subprocess.run(way, env=env, check=True, capture_output=True, timeout=60)
+    assert not tiny.alive()
+    with pytest.raises(NotFound, match="nothing is mounted at"):
+        unmount.unmount(tiny.place, tiny.directory, 30, say, Host())
