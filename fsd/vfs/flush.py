@@ -38,6 +38,8 @@ RETRY_FIRST: Final = 0.2
 # A block list this long is logged once a segment, not whenever a clean file is changed: 10 GiB have 460 KB.
 LONG_LIST: Final = 64
 TOLD_MAX: Final = 4096  # files
+BASE_HEAD: Final = 1024  # bytes of a BASE record without its blocks, at most, and
+BASE_ROW: Final = 16  # of what stands around each block's parts
 RETRY_MAX: Final = 5.0
 
 Unit: TypeAlias = tuple[int, tuple[BlockTask, ...], int]  # flight key, blocks to make, about how many bytes
@@ -93,6 +95,13 @@ class Flusher:
             return self.log_base(node, content)
         # A new file: the record of its creation says the rest.
         return min((q.pos for q in self.core.queue.of(node.ino)), default=self.core.log.tail)
+
+    def base_length(self, node: Inode) -> int:
+        """At most so many bytes are logged before the next change of the content, for what the server has."""
+        content = node.file()
+        if content.first is not None:
+            return 0
+        return BASE_HEAD + sum(BASE_ROW + len(parts or b"") for _, parts in part_rows(content.base or {}))
 
     def log_base(self, node: Inode, content: Content) -> int:
         parent, name = node.where if node.where is not None else (0, b"")

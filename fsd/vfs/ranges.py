@@ -79,7 +79,10 @@ class RangeCalls(FileCalls):
         self.take_bits(handle)
         inside = min(end, node.size)
         grows = end > node.size and not mode & KEEP_SIZE
-        if mode & (PUNCH_HOLE | ZERO_RANGE) and offset < inside:
+        punches = bool(mode & (PUNCH_HOLE | ZERO_RANGE)) and offset < inside
+        if punches and grows:
+            self.core.prepare(2 * RECORD_ROOM + self.flusher.base_length(node))  # both, or neither
+        if punches:
             self._punch(node, offset, inside)
         elif not grows:
             self.set_attributes(node, mtime=self.core.stamp())

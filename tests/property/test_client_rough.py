@@ -47,6 +47,11 @@ def test_a_copy_that_is_not_committed_keeps_its_blob_through_a_sweep(tmp_path: P
     run(tmp_path, 20_035, 200)
 
 
+def test_zeros_over_the_end_of_a_file_are_all_or_nothing(tmp_path: Path) -> None:
+    """The disk is full between the two records of it."""
+    run(tmp_path, 10_001, 250)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nothing_is_lost_when_more_goes_wrong_for_long(tmp_path: Path) -> None:
