@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.diffbench import Bench, follows
 from support.differential import Maker, Pair, differences, identities, tree
+from support.fileops import Actor
 from support.server import Server
 from support.wait import wait_for
 from support.wider import WiderMaker, WidestMaker
@@ -126,3 +127,29 @@ def test_somebody_else_writes_a_file_with_set_group_id(calm: Bench, mode: int, l
 @pytest.mark.parametrize("which", ["access", "default"])
 def test_an_acl_that_is_not_there_can_be_taken_away(calm: Bench, which: str) -> None:
     calm.play([(0, ("mkdir", b"d", 0o755)), (0, ("drop_acl", b"d", which)), (0, ("get_acl", b"d", which))])
+
+
+def test_a_listing_of_the_empty_path_stays_in_its_directory(calm: Bench, tmp_path: Path) -> None:
+    """`/` behind an empty path is the machine's root, where what the first side makes meets the second's."""
+    listing = ("list_and_change", b"", 3, 2)
+    calm.play([(who, listing) for who in range(len(identities()))])
+    actor = Actor(tmp_path, identities()[0])
+    try:
+        assert actor.do(listing) == ("ENOENT", [])
+    finally:
+        actor.close()
+
+
+def test_no_operation_leaves_its_directory_by_an_absolute_path(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    (tmp_path / "top").mkdir()
+    actor = Actor(tmp_path / "top", identities()[0])
+    try:
+        with pytest.raises(EOFError):
+            actor.do(("mkdir", os.fsencode(outside), 0o755))
+    finally:
+        actor.close()
+    assert not outside.exists()
+    assert "os.mkdir of" in capfd.readouterr().err

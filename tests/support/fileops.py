@@ -29,6 +29,10 @@ NOREPLACE: Final = 1
 EXCHANGE: Final = 2
 AT_FDCWD: Final = -100
 ANSWER_WITHIN: Final = 60.0
+# Python's audit events of calls that make, take away or change what a path names.
+CHANGES: Final = frozenset(
+    ("open", "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.chmod", "os.chown", "os.utime")
+) | {"os.truncate", "os.setxattr", "os.removexattr"}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -253,6 +257,13 @@ class Worker(MoreOps):
         return os.umask(mask)
 
 
+def _stays_below(event: str, args: tuple[object, ...]) -> None:
+    """Of an actor: both sides would meet at an absolute path, and root's operations would change the machine.
+    Operations name paths by bytes; what Python itself opens has names of text."""
+    if event in CHANGES and any(isinstance(arg, bytes) and arg.startswith(b"/") for arg in args[:2]):
+        raise RuntimeError(f"{event} of {args}: no operation has an absolute path")
+
+
 def _serve(channel: Connection, top: Path, who: Identity | None) -> None:
     die_with_parent()
     os.umask(0o022)
@@ -262,6 +273,7 @@ def _serve(channel: Connection, top: Path, who: Identity | None) -> None:
         os.setresgid(who.gid, who.gid, who.gid)
         os.setresuid(who.uid, who.uid, who.uid)
     worker = Worker()
+    sys.addaudithook(_stays_below)
     channel.send("ready")
     while True:
         op = channel.recv()

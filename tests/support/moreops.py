@@ -51,6 +51,13 @@ def acl(entries: tuple[tuple[int, int, int], ...]) -> bytes:
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
+def within(path: bytes, name: bytes) -> bytes:
+    """`name` in the directory `path`. The empty path names none, though `/` behind it would be the root."""
+    if not path:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return path + b"/" + name
+
+
 class MoreOps:
     """`slots` are open descriptors by number, as in `Worker`."""
 
@@ -222,7 +229,7 @@ class MoreOps:
         ones meanwhile: each old name is told exactly once. What is left then is cleared."""
         names = {b"scan-%d-%s" % (number, b"x" * 100) for number in range(count)}
         for name in names:
-            os.close(os.open(path + b"/" + name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.close(os.open(within(path, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         told: list[bytes] = []
         with os.scandir(path) as entries:
             for number, entry in enumerate(entries):
@@ -232,10 +239,10 @@ class MoreOps:
                 if number % keep:
                     os.unlink(entry.path)
                 if number < count:
-                    os.close(os.open(path + b"/late-%d" % number, os.O_CREAT | os.O_WRONLY, 0o666))
+                    os.close(os.open(within(path, b"late-%d" % number), os.O_CREAT | os.O_WRONLY, 0o666))
         left = [n for n in os.listdir(path) if n.startswith((b"scan-", b"late-"))]
         for name in left:
-            os.unlink(path + b"/" + name)
+            os.unlink(within(path, name))
         return len(told), set(told) == names
 
     def two_threads(self, first: tuple[Any, ...], second: tuple[Any, ...]) -> object:
