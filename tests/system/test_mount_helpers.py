@@ -52,7 +52,7 @@ NOT_IN_FSTAB = {
 
 def test_every_flag_of_mount_is_an_option(tmp_path: Path) -> None:
     """The README says so. What the program is called with is written down by one in its place."""
-    program, log = tmp_path / "fsd", tmp_path / "log"
+    program, log, place = tmp_path / "fsd", tmp_path / "log", str(tmp_path / "place")
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {shlex.quote(str(log))}\n')
     program.chmod(0o755)
     found = load().find(["mount"])
@@ -71,13 +71,13 @@ def test_every_flag_of_mount_is_an_option(tmp_path: Path) -> None:
         str(SCRIPTS / "mount.fuse.fsd"),
         str(program),
         "fsd:/tasks",
-        "/mnt",
+        place,
         "-o",
         ",".join(options),
     ]
     subprocess.run(helper, check=True, timeout=30, cwd="/")
     called = log.read_text().splitlines()
-    assert called[:6] == ["mount", "/mnt", "--output", "text", "--remote-path", "/tasks"]
+    assert called[:6] == ["mount", place, "--output", "text", "--remote-path", "/tasks"]
     assert sorted(called[6:]) == sorted(expected)
 
 

@@ -292,9 +292,10 @@ def test_a_signal_ends_the_command_and_the_push_still_happens(
 
 def test_what_outlives_the_command_keeps_its_directory(files: Files, tmp_path: Path) -> None:
     """A server that was left running in the background: what it writes is not lost with the directory."""
-    go, on = tmp_path / "go", tmp_path / "on"
-    os.mkfifo(go)
-    later = f"read x < {go}; echo late > late; echo > {on}; read x < {go}"
+    go, stay, on = tmp_path / "go", tmp_path / "stay", tmp_path / "on"
+    for fifo in (go, stay):  # opened anew, `go` could still have its writer, and end at once
+        os.mkfifo(fifo)
+    later = f"read x < {go}; echo late > late; echo > {on}; read x < {stay}"
     script = f"({later}) > /dev/null 2>&1 & echo $! > pid; echo 1 > a"
     done = shell(files, tmp_path, script)
     child = int(get(files, b"/w/pid"))
