@@ -153,3 +153,9 @@ def test_no_operation_leaves_its_directory_by_an_absolute_path(
         actor.close()
     assert not outside.exists()
     assert "os.mkdir of" in capfd.readouterr().err
+
+
+def test_two_threads_that_append_do_so_in_order(calm: Bench) -> None:
+    """A place means nothing to a handle that appends: the two writes meet at the end, on any filesystem."""
+    both = ("two_threads", ("write", 0, 3, 5000, 0), ("write", 0, 4, 5000, 8192))
+    calm.play([(0, ("open", b"f", os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o666, 0)), *[(0, both)] * 100])
