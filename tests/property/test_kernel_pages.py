@@ -93,7 +93,11 @@ def play(directory: Path, seed: int, steps: int) -> int:
 
 
 def test_old_pages_are_never_kept(tmp_path: Path, seed: int) -> None:
-    kept = sum(play(tmp_path / str(at), seed + at, 150) for at in range(4))
+    kept = 0
+    for at in range(40):  # how much is kept in a day is chance
+        kept += play(tmp_path / str(at), seed + at, 150)
+        if at >= 3 and kept > 20:
+            break
     assert kept > 20, "nothing was kept: this checked nothing"
 
 
