@@ -152,15 +152,18 @@ class AttributeCalls(Calls):
                 raise PosixError(errno.EACCES, "only a directory has a default ACL")
             self._xattr(node, name, value)
             return
-        if not node.gone:
-            self.room(3 * RECORD_ROOM + len(value))
         mode = node.mode & ~0o777 | acl.mode_of(given)
         if not keeps_set_gid:
             mode &= ~stat.S_ISGID
+        stored = None if acl.is_mode(given) else value
+        puts = stored is not None or name in (node.xattrs or ())
+        if not puts and mode == node.mode:
+            return  # no record, so no new ctime: a disk moves none either
+        if not node.gone:
+            self.room(3 * RECORD_ROOM + len(value))
         time = self.core.stamp()
         self._put_mode(node, mode & node.mode, time)
-        stored = None if acl.is_mode(given) else value
-        if stored is not None or name in (node.xattrs or ()):
+        if puts:
             self._put(node, name, stored, time)
         self._put_mode(node, mode, time)
         self.changed(node, time)

@@ -12,6 +12,7 @@ import pytest
 from support.diffbench import Bench, follows
 from support.differential import Maker, Pair, differences, identities, tree
 from support.fileops import Actor
+from support.moreops import GROUP_OBJ, NO_ID, OTHER, USER_OBJ
 from support.server import Server
 from support.wait import wait_for
 from support.wider import WiderMaker, WidestMaker
@@ -127,6 +128,16 @@ def test_somebody_else_writes_a_file_with_set_group_id(calm: Bench, mode: int, l
 @pytest.mark.parametrize("which", ["access", "default"])
 def test_an_acl_that_is_not_there_can_be_taken_away(calm: Bench, which: str) -> None:
     calm.play([(0, ("mkdir", b"d", 0o755)), (0, ("drop_acl", b"d", which)), (0, ("get_acl", b"d", which))])
+
+
+@pytest.mark.parametrize("who", range(len(identities())))
+def test_an_acl_that_says_what_the_mode_says_changes_nothing(calm: Bench, who: int) -> None:
+    """No time either: there is no record that could bring it back after a kill."""
+    same = ((USER_OBJ, 7, NO_ID), (GROUP_OBJ, 5, NO_ID), (OTHER, 5, NO_ID))
+    calm.play([(who, ("mkdir", b"d", 0o755)), (who, ("set_acl", b"d", "access", same))])
+    whole = tree(calm.box.mountpoint, exact=True)
+    calm.killed()
+    assert not differences(whole, tree(calm.box.mountpoint, exact=True))
 
 
 def test_a_listing_of_the_empty_path_stays_in_its_directory(calm: Bench, tmp_path: Path) -> None:
