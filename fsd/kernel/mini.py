@@ -342,8 +342,9 @@ class Scheduler:
     def _turn(self) -> None:
         ready = self._ready
         while ready:
-            task, error = ready.popleft()
-            self._step(task, error)
+            self._step(*ready.popleft())
+        # A request that a task ended without answering fails when it is dropped, so nothing here keeps one.
+        self._current = None
         if self._over():
             return
         if self.on_idle is not None:
