@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsd.cli.context import Context
-from fsd.client.http import Http
-from fsd.client.native import Checkpoints
 from fsd.model.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from fsd.client.native import Checkpoints
 
 _OURS: Final = re.compile(r"cp_[a-z2-7]{20}")
 _NO_IDS: Final = ("seq:", "journal:")  # other names of states
@@ -26,6 +27,10 @@ def whole_id(context: Context, given: str) -> str:
     """
     if len(given) < _SHORT_MIN or given.startswith(_NO_IDS) or _OURS.fullmatch(given):
         return given
+    # Imported where it is needed: a mount's supervisor would keep the HTTP client and OpenSSL for its life.
+    from fsd.client.http import Http
+    from fsd.client.native import Checkpoints
+
     api = Checkpoints(Http(context.data(), context.host))
     try:
         return str(api.show(given)["checkpoint_id"])

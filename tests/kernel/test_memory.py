@@ -45,3 +45,15 @@ def test_large_files_pass_through(
         assert max(peaks) < 100, peaks
         assert peak(box.pids[0]) < 20, "the supervisor"
         box.unmount()
+
+
+@pytest.mark.kernel
+def test_the_supervisor_keeps_nothing_of_the_daemon(
+    tmp_path_factory: pytest.TempPathFactory, shared_fs: TestFs
+) -> None:
+    """It lives as long as the mount: what it loaded before it forked would be kept, and each start pays for it."""
+    with sandbox(tmp_path_factory.mktemp("b"), shared_fs, supervised=True) as box:
+        supervisor, daemon = (Path(f"/proc/{pid}/maps").read_text() for pid in box.pids)
+        for library in ("libssl", "libcrypto", "libfuse3", "_cmsgpack"):
+            assert library in daemon, library
+            assert library not in supervisor, library
