@@ -51,7 +51,7 @@ def test_large_files_pass_through(
 def test_the_supervisor_keeps_nothing_of_the_daemon(
     tmp_path_factory: pytest.TempPathFactory, shared_fs: TestFs
 ) -> None:
-    """It lives as long as the mount: what it loaded before it forked would be kept, and each start pays for it."""
+    """It lives as long as the mount, and what it loaded before it forked stays; each start pays for that."""
     with sandbox(tmp_path_factory.mktemp("b"), shared_fs, supervised=True) as box:
         supervisor, daemon = (Path(f"/proc/{pid}/maps").read_text() for pid in box.pids)
         for library in ("libssl", "libcrypto", "libfuse3", "_cmsgpack"):
