@@ -77,6 +77,7 @@ class BlobCache:
         self._waiting_bytes = 0
         self._changed = threading.Condition(self._lock)  # of `_waiting`
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def get(self, digest: bytes) -> bytes | None:
         """The verified bytes of the blob, or None."""
@@ -118,6 +119,23 @@ class BlobCache:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout)
 
+    def close(self, timeout: float) -> bool:
+        """End the thread. What still waits `timeout` seconds from now is dropped; the one that is just being
+        written then is finished behind the caller's back. True when nothing was dropped. Further calls do
+        nothing; a blob that is put later is stored at once by whoever puts it."""
+        end = self._host.monotonic() + timeout
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        whole = self.settle(timeout)
+        with self._changed:
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, end - self._host.monotonic()))
+        return whole
+
     def _later(self, digest: bytes, data: bytes) -> bool:
         """Leave it to the thread. False where that has enough to do: whoever reads faster than the disk takes
         copies stores through the page cache what is above."""
@@ -126,7 +144,7 @@ class BlobCache:
         with self._changed:
             if digest in self._waiting:
                 return True
-            if self._waiting_bytes + len(data) > self._behind:
+            if self._closed or self._waiting_bytes + len(data) > self._behind:
                 return False
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="fsd-keep", daemon=True)
@@ -143,15 +161,17 @@ class BlobCache:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
                 digest, data = next(iter(self._waiting.items()))
             try:
                 self._store(digest, data, past=True)
             except Exception as exc:  # noqa: BLE001 - the next ones are stored all the same
                 self._give_up(exc)
             with self._changed:
-                del self._waiting[digest]
-                self._waiting_bytes -= len(data)
+                if self._waiting.pop(digest, None) is not None:  # else it was dropped meanwhile
+                    self._waiting_bytes -= len(data)
                 self._changed.notify_all()
             del data  # an idle thread keeps nothing
 

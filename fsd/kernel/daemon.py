@@ -581,7 +581,7 @@ class Daemon:
         self.start.directory.socket_path(self.options.mount_id).unlink(missing_ok=True)
         if self.machine is not None and not self.machine.closed.wait(CLOSE):
             log.warning("the log was not closed in time; the next mount does what is left")
-        if not self.cache.settle(CLOSE):
+        if not self.cache.close(CLOSE):
             log.info("not all that was read last is in the cache")
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,29 @@ class Held(BlobCache):
         super()._write(path, data, serial, past=past)
 
 
-def test_a_large_blob_is_there_at_once_and_stored_soon(tmp_path: Path) -> None:
+def keepers() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "fsd-keep"}
+
+
+Made = Callable[[BlobCache], None]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Told of a cache, closes it at the end; no thread of it is left then."""
+    before = keepers()
+    caches: list[BlobCache] = []
+    yield caches.append
+    for cache in caches:
+        if isinstance(cache, Held):
+            cache.go.set()
+        assert cache.close(60)
+    assert not keepers() - before
+
+
+def test_a_large_blob_is_there_at_once_and_stored_soon(tmp_path: Path, made: Made) -> None:
     cache = Held(tmp_path, 4 * MIB)
+    made(cache)
     digest, data = blob(1, MIB - 77)
     cache.put(digest, data)
     assert cache.get(digest) == data
@@ -60,15 +81,17 @@ def test_a_large_blob_is_there_at_once_and_stored_soon(tmp_path: Path) -> None:
     assert (cache.stats().hits, cache.stats().misses, cache.stats().bytes) == (1, 0, len(data))
 
 
-def test_a_small_blob_is_stored_at_once(tmp_path: Path) -> None:
+def test_a_small_blob_is_stored_at_once(tmp_path: Path, made: Made) -> None:
     cache = Held(tmp_path, 4 * MIB)
+    made(cache)
     digest, data = blob(1, DIRECT_PIECE - 1)
     cache.put(digest, data)
     assert stored(tmp_path)[digest.hex()].read_bytes() == data
 
 
-def test_what_is_more_than_may_wait_is_stored_by_whoever_puts_it(tmp_path: Path) -> None:
+def test_what_is_more_than_may_wait_is_stored_by_whoever_puts_it(tmp_path: Path, made: Made) -> None:
     cache = Held(tmp_path, 2 * MIB)
+    made(cache)
     blobs = [blob(number) for number in range(4)]
     for digest, data in blobs:
         cache.put(digest, data)
@@ -82,8 +105,9 @@ def test_what_is_more_than_may_wait_is_stored_by_whoever_puts_it(tmp_path: Path)
     assert len(stored(tmp_path)) == 5
 
 
-def test_one_that_waits_is_not_stored_twice(tmp_path: Path) -> None:
+def test_one_that_waits_is_not_stored_twice(tmp_path: Path, made: Made) -> None:
     cache = Held(tmp_path, 4 * MIB)
+    made(cache)
     for _ in range(3):
         cache.put(*blob(1))
     cache.go.set()
@@ -94,10 +118,11 @@ def test_one_that_waits_is_not_stored_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", [OSError(errno.ENOSPC, "No space left on device"), ValueError("a slip")])
 def test_one_that_cannot_be_stored_is_a_miss_and_the_next_ones_are_stored(
-    tmp_path: Path, what: Exception
+    tmp_path: Path, what: Exception, made: Made
 ) -> None:
     clock = [100.0]
     cache = Held(tmp_path, 4 * MIB, replace(Host(), monotonic=lambda: clock[0]))
+    made(cache)
 
     def fail() -> None:
         raise what
@@ -116,19 +141,20 @@ def test_one_that_cannot_be_stored_is_a_miss_and_the_next_ones_are_stored(
     assert BlobCache(tmp_path, Host(), LIMIT).get(second[0]) == second[1]
 
 
-def test_no_thread_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
     def none(_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none)
     cache = BlobCache(tmp_path, Host(), LIMIT, behind=4 * MIB)
+    made(cache)
     digest, data = blob(1)
     cache.put(digest, data)
     assert stored(tmp_path)[digest.hex()].read_bytes() == data
     assert cache.settle(0)
 
 
-def test_the_thread_keeps_nothing_of_what_it_stored(tmp_path: Path) -> None:
+def test_the_thread_keeps_nothing_of_what_it_stored(tmp_path: Path, made: Made) -> None:
     class Bytes(bytes):
         """Counts those alive."""
 
@@ -142,6 +168,7 @@ def test_the_thread_keeps_nothing_of_what_it_stored(tmp_path: Path) -> None:
             Bytes.alive -= 1
 
     cache = BlobCache(tmp_path, Host(), LIMIT, behind=8 * MIB)
+    made(cache)
     for number in range(4):
         digest, data = blob(number)
         cache.put(digest, Bytes(data))
@@ -149,8 +176,9 @@ def test_the_thread_keeps_nothing_of_what_it_stored(tmp_path: Path) -> None:
     wait_for(lambda: Bytes.alive == 0, 60, "the last blob to go")
 
 
-def test_readers_get_right_bytes_while_others_put(tmp_path: Path) -> None:
+def test_readers_get_right_bytes_while_others_put(tmp_path: Path, made: Made) -> None:
     cache = BlobCache(tmp_path, Host(), LIMIT, behind=2 * MIB)
+    made(cache)
     blobs = [blob(number, DIRECT_PIECE + number) for number in range(24)]
     wrong: list[str] = []
     got = [0]
@@ -193,3 +221,55 @@ def test_where_an_earlier_version_stored_is_read_too(tmp_path: Path) -> None:
     cache.put(digest, data)
     assert os.path.relpath(stored(tmp_path)[name], tmp_path) == f"v1/{name[0]}/{name}"
     assert cache.get(digest) == data
+
+
+def test_what_waits_is_stored_before_a_cache_is_closed(tmp_path: Path, made: Made) -> None:
+    cache = Held(tmp_path, 4 * MIB)
+    made(cache)
+    blobs = [blob(number) for number in range(3)]
+    before = keepers()
+    for one in blobs:
+        cache.put(*one)
+    assert len(keepers() - before) == 1
+    threading.Timer(0.05, cache.go.set).start()
+    assert cache.close(60)
+    assert not keepers() - before
+    assert set(stored(tmp_path)) == {digest.hex() for digest, _ in blobs}
+
+
+def test_a_cache_whose_disk_hangs_is_closed_in_time_and_what_waits_is_dropped(
+    tmp_path: Path, made: Made
+) -> None:
+    cache = Held(tmp_path, 4 * MIB)
+    made(cache)
+    blobs = [blob(number) for number in range(3)]
+    before = keepers()
+    for one in blobs:
+        cache.put(*one)
+    assert not cache.close(0.01), "it says what it stored, and stored nothing"
+    assert cache.get(blobs[2][0]) is None
+    (thread,) = keepers() - before
+    cache.go.set()
+    thread.join(60)
+    assert not thread.is_alive(), "it goes on after the one it was at"
+    assert set(stored(tmp_path)) <= {blobs[0][0].hex()}
+
+
+def test_a_closed_cache_stores_what_is_put_at_once_and_makes_no_thread(tmp_path: Path) -> None:
+    cache = BlobCache(tmp_path, Host(), LIMIT, behind=4 * MIB)
+    before = keepers()
+    assert cache.close(60) and cache.close(60)
+    digest, data = blob(1)
+    cache.put(digest, data)
+    assert stored(tmp_path)[digest.hex()].read_bytes() == data
+    assert keepers() == before
+    assert cache.close(0)
+
+
+def test_caches_that_come_and_go_leave_no_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    for number in range(20):
+        cache = BlobCache(tmp_path / str(number), Host(), LIMIT, behind=4 * MIB)
+        cache.put(*blob(number))
+        assert cache.close(60)
+    assert not set(threading.enumerate()) - before
