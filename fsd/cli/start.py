@@ -1,8 +1,13 @@
-"""Where the process begins. Loads next to nothing: Ctrl-C while the rest is loaded must be no traceback."""
+"""Where the process begins and ends. Loads next to nothing: Ctrl-C while the rest is loaded must be no
+traceback."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
+from contextlib import suppress
 
 INTERRUPTED = 130
 
@@ -17,7 +22,20 @@ def main() -> int:
     try:
         if handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return program.main()
+        code = program.main()
     except KeyboardInterrupt:
         # In the few instructions around `run`, which tells it with words.
-        return INTERRUPTED
+        code = INTERRUPTED
+    return _leave(code)
+
+
+def _leave(code: int) -> int:
+    """End at once where nothing is left to wait for: taking 150 modules apart is a seventh of the CPU of most
+    commands."""
+    if threading.active_count() > 1:
+        return code  # one that still works is joined as ever
+    for stream in (sys.stdout, sys.stderr):
+        # None, closed, or nobody reads: what the command ends with is known.
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -85,7 +85,7 @@ HANDLES = """
 import signal, sys
 signal.signal(signal.SIGINT, getattr(signal, sys.argv[1]))
 from fsd.cli import main as program, start
-program.main = lambda: print(signal.getsignal(signal.SIGINT) is getattr(signal, sys.argv[1]))
+program.main = lambda: print(signal.getsignal(signal.SIGINT) is getattr(signal, sys.argv[1])) or 0
 start.main()
 """
 
@@ -95,3 +95,25 @@ def test_the_program_handles_ctrl_c_as_it_was_before_it_was_loaded() -> None:
     for before in ("default_int_handler", "SIG_IGN", "SIG_DFL"):
         argv = [sys.executable, "-c", HANDLES, before]
         assert subprocess.run(argv, capture_output=True, timeout=60).stdout == b"True\n", before
+
+
+LEAVES = """
+import atexit, sys, threading, time
+from fsd.cli import main as program, start
+
+def main():
+    atexit.register(print, "taken apart")
+    print("answer")
+    if sys.argv[1] == "busy":
+        threading.Thread(target=lambda: (time.sleep(0.05), print("worked"))).start()
+    return 7
+
+program.main = main
+sys.exit(start.main())
+"""
+
+
+def test_a_command_ends_at_once_but_joins_a_thread_that_works() -> None:
+    for state, said in (("idle", b"answer\n"), ("busy", b"answer\nworked\ntaken apart\n")):
+        done = subprocess.run([sys.executable, "-c", LEAVES, state], capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (7, said, b""), state
