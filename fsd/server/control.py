@@ -207,11 +207,17 @@ async def was_asked(ctx: Context, call: Call | None) -> bool:
 
 
 async def write(
-    ctx: Context, request: Request, raw: bytes, effect: Callable[[Tx], Answer], *, frees: bool = False
+    ctx: Context,
+    request: Request,
+    raw: bytes,
+    effect: Callable[[Tx], Answer],
+    *,
+    asker: str = ADMIN,
+    frees: bool = False,
 ) -> Response:
     """Effect and remembered answer in one transaction. Tokens are unsealed after it: none is stored.
-    `frees`: see `Database.write`."""
-    call = idempotent_call(request, ADMIN, raw)
+    `asker`: the admin or a token's id, see `idempotent_call`; `frees`: see `Database.write`."""
+    call = idempotent_call(request, asker, raw)
     service = ctx.service
 
     def work() -> Answer:

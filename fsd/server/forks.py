@@ -31,7 +31,7 @@ from fsd.server.context import (
     timed,
     to_answer,
 )
-from fsd.server.control import ONE, of_forks, was_asked
+from fsd.server.control import ONE, of_forks, was_asked, write
 from fsd.server.route import RouteDef, route
 from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
 from fsd.service.idempotency import Answer
@@ -73,7 +73,7 @@ async def create(request: Request) -> Response:
         made = forks.create(tx, at, name, list(labels.items()), checkpoint, layer, own)
         return to_answer({**made, "server_ms": ctx.ms_since(began)}, 201)
 
-    return await _write(ctx, request, grant, raw, effect)
+    return await write(ctx, request, raw, effect, asker=grant.token_id)
 
 
 def _layer(given: object) -> str:
@@ -115,7 +115,7 @@ async def delete(request: Request) -> Response:
     if detach and not await was_asked(ctx, idempotent_call(request, grant.token_id, raw)):
         await ctx.run(lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name)))
         await ctx.run(lambda: service.forks.detach(name))
-    return await _write(ctx, request, grant, raw, effect, frees=True)
+    return await write(ctx, request, raw, effect, asker=grant.token_id, frees=True)
 
 
 async def changes(request: Request) -> Response:
@@ -178,7 +178,7 @@ async def checkpoint(request: Request) -> Response:
         fork = ctx.service.forks.need_descendant(tx, origin, name)
         return to_answer(ctx.service.checkpoints.make(tx, fork, None, ask), 201)
 
-    return await _write(ctx, request, grant, raw, effect)
+    return await write(ctx, request, raw, effect, asker=grant.token_id)
 
 
 async def rollback(request: Request) -> Response:
@@ -222,28 +222,6 @@ async def _change(
         return answer
 
     return send(timed(ctx, await ctx.run(work), began))
-
-
-async def _write(
-    ctx: Context,
-    request: Request,
-    grant: Grant,
-    raw: bytes,
-    effect: Callable[[Tx], Answer],
-    *,
-    frees: bool = False,
-) -> Response:
-    """Effect and remembered answer in one transaction; a token in it is unsealed after it. `frees`: see
-    `Database.write`."""
-    call = idempotent_call(request, grant.token_id, raw)
-    service = ctx.service
-
-    def work() -> Answer:
-        return service.db.write(lambda tx: service.idempotency.run(tx, call, effect), frees=frees)
-
-    answer = await ctx.run(work)
-    shown = service.tokens.unseal(json.loads(answer.body))
-    return send(Answer(answer.status, to_answer(shown).body, answer.replayed))
 
 
 def routes() -> list[RouteDef]:
