@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import rfc8785
 
 from fsd.model.errors import UsageError
-from fsd.wire.strictjson import Number
+from fsd.wire.strictjson import Number, step
 
 _SAFE: Final = 2**53 - 1
 _SAFE_DIGITS: Final = 16  # 2^53−1 has 16 digits: a longer literal need not be converted to know its side
@@ -24,7 +24,11 @@ GENESIS_FIELDS: Final = ("file_system_id", "journal_id", "kind", "title", "actor
 def canonical(value: Any, where: str = "the value") -> bytes:
     """The canonical bytes; raises `UsageError` naming the field for a number no double can hold."""
     out: list[bytes] = []
-    _write(value, where, out)
+    try:
+        _write(value, out)
+    except _NoForm as no:
+        at = where + "".join(step(key) for key in reversed(no.keys))
+        raise UsageError(f"{at} cannot be written in canonical JSON: {no}") from no.__cause__
     return b"".join(out)
 
 
@@ -60,7 +64,16 @@ def genesis_hash(journal: dict[str, Any]) -> str:
     return digest({name: journal[name] for name in GENESIS_FIELDS}, "journal")
 
 
-def _write(value: Any, where: str, out: list[bytes]) -> None:
+class _NoForm(Exception):
+    """A value has none. `keys` lead to it, the innermost first: they are gathered on the way out alone, since
+    a name for each value would cost as much as all keys above it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.keys: list[str | int] = []
+
+
+def _write(value: Any, out: list[bytes]) -> None:
     if isinstance(value, dict):
         out.append(b"{")
         # RFC 8785 3.2.3: keys in the order of their UTF-16 code units.
@@ -68,33 +81,41 @@ def _write(value: Any, where: str, out: list[bytes]) -> None:
             out.append(b"," if at else b"")
             out.append(rfc8785.dumps(key))
             out.append(b":")
-            _write(value[key], f"{where}.{key}", out)
+            _write_below(value[key], key, out)
         out.append(b"}")
     elif isinstance(value, (list, tuple)):
         out.append(b"[")
         for at, inner in enumerate(value):
             out.append(b"," if at else b"")
-            _write(inner, f"{where}[{at}]", out)
+            _write_below(inner, at, out)
         out.append(b"]")
     elif isinstance(value, Number):
-        out.append(_number(value, where))
+        out.append(_number(value))
     elif isinstance(value, int) and not isinstance(value, bool):
         out.append(b"%d" % value)
     else:
-        out.append(_scalar(value, where))
+        out.append(_scalar(value))
 
 
-def _number(value: Number, where: str) -> bytes:
+def _write_below(value: Any, key: str | int, out: list[bytes]) -> None:
+    try:
+        _write(value, out)
+    except _NoForm as no:
+        no.keys.append(key)
+        raise
+
+
+def _number(value: Number) -> bytes:
     if not value.is_integer:
-        return _scalar(float(value.text), where)
+        return _scalar(float(value.text))
     digits = value.text.lstrip("-")
     if len(digits) > _SAFE_DIGITS or abs(int(value.text)) > _SAFE:
         return value.text.encode()
     return rfc8785.dumps(int(value.text))
 
 
-def _scalar(value: Any, where: str) -> bytes:
+def _scalar(value: Any) -> bytes:
     try:
         return rfc8785.dumps(value)
     except rfc8785.CanonicalizationError as exc:
-        raise UsageError(f"{where} cannot be written in canonical JSON: {exc}") from exc
+        raise _NoForm(str(exc)) from exc

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 from fsd.model.errors import UsageError
 
 DEPTH_MAX: Final = 64
 FOREIGN_DEPTH_MAX: Final = 800  # what one reader's stack took, any other's takes too: Python's ends at 1,000
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_KEY_SHOWN: Final = 100  # characters of a key in a message
+_Place: TypeAlias = "tuple[_Place, str | int] | None"  # what it lies in, and its key or index there
 _INT_DIGITS: Final = 600  # int() refuses texts longer than a bound that nobody can set below 640
 
 
@@ -152,22 +154,40 @@ def show(value: Any, indent: int | None = None) -> str:
 
 
 def check(value: Any, where: str) -> None:
-    """Raise `UsageError` naming the field for a lone surrogate or too deep a nesting in `value`."""
-    stack: list[tuple[Any, str, int]] = [(value, where, 0)]
+    """Raise `UsageError` naming the field for a lone surrogate or too deep a nesting in `value`.
+
+    A place is the keys that lead to it and becomes text only where something is wrong there: as a text for
+    each value, a long key above a long list would cost their product."""
+    stack: list[tuple[Any, _Place, int]] = [(value, None, 0)]
     while stack:
-        item, path, depth = stack.pop()
+        item, place, depth = stack.pop()
         if isinstance(item, str):
             if _SURROGATE.search(item):
-                raise UsageError(f"{path} holds a lone surrogate, which no UTF-8 can carry")
+                raise UsageError(f"{_shown(where, place)} holds a lone surrogate, which no UTF-8 can carry")
         elif isinstance(item, (dict, list)):
             if depth >= DEPTH_MAX:
                 raise UsageError(f"{where} is nested deeper than {DEPTH_MAX} levels")
             pairs = item.items() if isinstance(item, dict) else enumerate(item)
             for key, inner in pairs:
                 if isinstance(key, str) and _SURROGATE.search(key):
-                    raise UsageError(f"a field name in {path} holds a lone surrogate")
-                at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]"
-                stack.append((inner, at, depth + 1))
+                    raise UsageError(f"a field name in {_shown(where, place)} holds a lone surrogate")
+                if isinstance(inner, (str, dict, list)):
+                    stack.append((inner, (place, key), depth + 1))
+
+
+def step(key: str | int) -> str:
+    """A key or an index as it stands in the name of a field; of a long key its beginning."""
+    if isinstance(key, int):
+        return f"[{key}]"
+    return f".{key}" if len(key) <= _KEY_SHOWN else f".{key[:_KEY_SHOWN]}…"
+
+
+def _shown(where: str, place: _Place) -> str:
+    steps: list[str] = []
+    while place is not None:
+        place, key = place
+        steps.append(step(key))
+    return where + "".join(reversed(steps))
 
 
 class _DuplicateError(Exception):

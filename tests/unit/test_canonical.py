@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fsd.model.errors import UsageError
 from fsd.model.times import parse_rfc3339, parse_when, rfc3339
+from fsd.wire import strictjson
 from fsd.wire.canonical import canonical, entry_hash, genesis_hash
 from fsd.wire.chain import Chain, verify_lines
 from fsd.wire.strictjson import DEPTH_MAX, Number, dumps, loads, loads_object
@@ -99,6 +101,31 @@ def test_bounds_and_shapes_that_pass() -> None:
         loads(b'"\xff"', "body")
     with pytest.raises(UsageError, match=r"entry\.n cannot"):
         canonical(loads('{"n":1e999}', "x", exact=True), "entry")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_long_key_above_a_long_list_costs_no_more_than_both(exact: bool) -> None:
+    """A text for the place of each value cost their product: a body of 250 KB took gigabytes, and anybody
+    could send it."""
+    body = json.dumps({"a" * 20_000: {"b" * 20_000: [0, "x"] * 5_000}})
+    tracemalloc.start()
+    try:
+        value = loads(body, "the body", exact=exact)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        strictjson.check(value, "the body")
+        canonical(value, "the body")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - held < 4_000_000
+
+
+def test_a_place_is_shown_with_the_beginning_of_a_long_key() -> None:
+    with pytest.raises(UsageError, match=r"^body\.b\[1\]\.a{100}…\[0\]\.c holds"):
+        loads('{"b":[0,{"%s":[{"c":"\\ud800"}]}]}' % ("a" * 500), "body")
+    with pytest.raises(UsageError, match=r"^body\.b\[1\]\.a{100}…\[0\]\.c cannot be written"):
+        canonical(loads('{"b":[0,{"%s":[{"c":1e999}]}]}' % ("a" * 500), "x", exact=True), "body")
 
 
 def chain_of(count: int) -> tuple[dict[str, Any], list[str]]:
