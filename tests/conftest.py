@@ -20,9 +20,10 @@ from support import leftovers
 # Every fixture that more than one module wants is imported here, and nowhere else.
 from support.clientcase import client_fixture  # noqa: F401
 from support.contract import contract_server, store  # noqa: F401
+from support.filesclient import files, proxy  # noqa: F401
 from support.postgres import postgres_server  # noqa: F401
 from support.reading import trusted  # noqa: F401
-from support.sandbox import boxes, short_dir  # noqa: F401
+from support.sandbox import box, boxes, short_dir  # noqa: F401
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401
 from support.server import server, shared_fs, shared_server  # noqa: F401
 from support.tinyplace import tiny  # noqa: F401

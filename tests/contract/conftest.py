@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.bench import Bench
 from support.postgres import database_of
+
+from fsd.host.seam import Host
+from fsd.meta.database import Database, open_database
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -21,3 +25,11 @@ def bench(service: Bench) -> Iterator[Bench]:
     service.new_fs()
     yield service
     service.audit()
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    """An empty database of the test's own, SQLite."""
+    made = open_database(tmp_path, Host())
+    yield made
+    made.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,6 @@ from fsd.meta.database import Database, open_database
 from fsd.service.forkcopy import BLOB, STAGES
 
 TABLES = ("inode", "block", "dentry")
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    made = open_database(tmp_path, Host())
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("at", range(3))

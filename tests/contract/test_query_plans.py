@@ -6,7 +6,6 @@ The planner believes the statistics that `fsd.meta.sqlite` writes, so plans do n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,11 @@ from support.postgres import PostgresServer
 
 from fsd.host.seam import Host
 from fsd.meta import postgresql, sqlite
-from fsd.meta.database import Database, open_database
+from fsd.meta.database import Database
 from fsd.meta.sql import MAX, in_list, values_list
 from fsd.service import barriers, conflicts, difference, feed, history, native, pins, queries, restore, rows
 from fsd.service.audit import audit
 from fsd.service.open import ServiceOptions, open_service
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    made = open_database(tmp_path, Host())
-    yield made
-    made.close()
 
 
 def plan(db: Database, sql: str) -> list[str]:

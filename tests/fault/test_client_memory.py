@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-from support.bench import Bench
-from support.client import Client, Clock, assert_same, server_tree
+from support.client import Client, assert_same, server_tree
 
 
 class Kernel:
@@ -37,16 +32,6 @@ class Kernel:
                 volume.forget(ino, self.held.pop(ino))
                 done += 1
         return done
-
-
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    made = Client(tmp_path / "mount", Bench(tmp_path / "server"), Clock(), random.Random(1))
-    made.net.faulty = False
-    made.open()
-    yield made
-    made.volume.close()
-    made.bench.close()
 
 
 def pass_time(client: Client, seconds: float) -> None:

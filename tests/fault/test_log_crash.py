@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.bench import Bench
 from support.client import Client, Clock, server_tree
+from support.clientcase import files
 
 from fsd.model.errors import Busy, DiskFailed, FormatTooNew, NotFound, UsageError
 from fsd.model.limits import MIB
@@ -35,10 +36,6 @@ def make(directory: Path, seed: int = 1, name: str = "mount", bench: Bench | Non
 
 def put(client: Client, name: bytes, data: bytes, *, sync: bool = False) -> None:
     client.put(client.volume.root_ino, name, data, offset=0, truncate=True, sync=sync)
-
-
-def files(client: Client) -> dict[str, bytes]:
-    return {path: what[1] for path, what in server_tree(client.bench).items() if what[0] == "file"}
 
 
 # The process dies.

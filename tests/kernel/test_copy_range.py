@@ -6,22 +6,14 @@ import errno
 import os
 import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.sandbox import Sandbox, sandbox
-from support.server import Server
 
 from fsd.model.limits import GIB, KIB, MIB
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
-    with sandbox(tmp_path / "one", trusted.create()) as made:
-        yield made
 
 
 def copy(source: Path, target: Path, start: int, to: int, length: int) -> int:

@@ -6,23 +6,15 @@ import errno
 import mmap
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.ranges import COLLAPSE, INSERT, KEEP, PUNCH, ZERO, Twice, fallocate, outcome
 from support.sandbox import Sandbox, sandbox
-from support.server import Server
 
 from fsd.model.limits import FILE_MAX, GIB, KIB, MIB
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
-    with sandbox(tmp_path / "one", trusted.create()) as made:
-        yield made
 
 
 def room(path: Path) -> int:

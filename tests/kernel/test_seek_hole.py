@@ -6,23 +6,15 @@ import mmap
 import os
 import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.sandbox import Sandbox, sandbox
-from support.server import Server
 from support.wait import wait_for
 
 from fsd.model.limits import KIB, MIB
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
-    with sandbox(tmp_path / "one", trusted.create()) as made:
-        yield made
 
 
 def layout(path: Path) -> list[tuple[int, int]]:

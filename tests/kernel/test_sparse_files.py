@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.sandbox import Sandbox, sandbox
-from support.server import Server
 from support.wait import wait_for
 
 from fsd.model.limits import MIB
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
-    with sandbox(tmp_path / "one", trusted.create()) as made:
-        yield made
 
 
 def room(path: Path) -> int:

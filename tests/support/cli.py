@@ -87,6 +87,14 @@ def process(
     return found
 
 
+def start_lock(env: Mapping[str, str], *argv: str, **more: str) -> subprocess.Popen[str]:
+    """`fsd lock` with these arguments, running; `env` (and `more`) as in `process`."""
+    full = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **env, **more}
+    return subprocess.Popen(
+        [*command(), "lock", *argv], env=full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
 def check_fields(argv: list[str], found: Outcome) -> None:
     """What a command printed is what the documentation says it prints."""
     row = ROWS.find(argv)

@@ -20,7 +20,7 @@ import pytest
 
 from support.cli import command
 from support.leftovers import clear_records, fsd_mounts
-from support.server import TestFs
+from support.server import Server, TestFs
 from support.wait import wait_for
 
 
@@ -206,3 +206,10 @@ def boxes(short_dir: Path) -> Iterator[Callable[..., Sandbox]]:
             return box
 
         yield make
+
+
+@pytest.fixture
+def box(trusted: Server, tmp_path: Path) -> Iterator[Sandbox]:
+    """A mount of a filesystem of the test's own; the server is audited at the end."""
+    with sandbox(tmp_path / "one", trusted.create()) as made:
+        yield made

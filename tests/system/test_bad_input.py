@@ -131,12 +131,6 @@ def test_an_error_does_not_promise_what_only_a_mount_does() -> None:
 # Full disks and buffers under a mount. Whatever was written is there when there is room again.
 
 
-@pytest.fixture
-def proxy(shared_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(shared_server.url) as made:
-        yield made
-
-
 def _write_until_refused(place: Path) -> dict[str, bytes]:
     """Files of a mebibyte, one after the other, until ENOSPC; what was written."""
     written: dict[str, bytes] = {}

@@ -11,33 +11,16 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
+from support.filesclient import connect
 from support.proxy import HTML_502, LOSE_REPLY, FaultProxy, on, truncate
 from support.server import Server, TestFs
 from support.wait import wait_for
 
 from fsd.client.files import Files, FindFilter, PutOptions, raw_path
-from fsd.client.http import BytesBody, Http, HttpOptions
-from fsd.client.identity import Claim, data_identity
-from fsd.host.seam import Host
+from fsd.client.http import BytesBody
 from fsd.model.errors import Conflict, FsdError, IdempotencyMismatch, NotFound, Unavailable, UsageError
 
 MIB = 1024 * 1024
-
-
-def connect(fs: TestFs, endpoint: str | None = None, **options: float) -> Files:
-    identity = data_identity(Claim(token=fs.token, endpoint=endpoint))
-    return Files(Http(identity, Host(), HttpOptions(**options)))
-
-
-@pytest.fixture
-def files(shared_fs: TestFs) -> Files:
-    return connect(shared_fs)
-
-
-@pytest.fixture
-def proxy(shared_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(shared_server.url) as made:
-        yield made
 
 
 def put(files: Files, path: bytes, data: bytes, **options: object) -> dict[str, object]:

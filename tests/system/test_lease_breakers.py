@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import command, process
+from support.cli import process, start_lock
 from support.proxy import DOUBLE_REPLY, DOUBLE_REQUEST, LOSE_REPLY, FaultProxy
 from support.sandbox import Sandbox
 from support.server import Server, TestFs
@@ -23,13 +23,6 @@ from support.wait import wait_for
 
 HOLD = ("--exclusive", "--lease-time", "2s")
 kernel = pytest.mark.kernel
-
-
-def start(fs: TestFs, *argv: str, **more: str) -> subprocess.Popen[str]:
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **fs.env, **more}
-    return subprocess.Popen(
-        [*command(), "lock", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 WRITER = """
@@ -182,7 +175,7 @@ def test_a_lock_keeps_processes_apart_while_the_server_is_killed_again_and_again
         for _ in range(3):
             code, err = 1, ""
             while code == 1 and "was lost" not in err:  # it came while the server was away
-                running = start(fs, *argv)
+                running = start_lock(fs.env, *argv)
                 _, err = running.communicate(timeout=100)
                 code = running.returncode
             assert code == 0, err
@@ -208,15 +201,15 @@ def test_a_lock_keeps_processes_apart_while_the_server_is_killed_again_and_again
 def test_who_waits_for_a_lock_waits_on_while_the_server_is_away(server: Server) -> None:
     """For longer than a command keeps trying; the holder has it all the time, and gives it up in the end."""
     fs = server.create()
-    holder = start(fs, "/db", "--lease-time", "100s", "--", "sh", "-c", "echo on; exec sleep 300")
+    holder = start_lock(fs.env, "/db", "--lease-time", "100s", "--", "sh", "-c", "echo on; exec sleep 300")
     assert holder.stdout is not None
     assert holder.stdout.readline() == "on\n"
-    waiting = start(fs, "/db", "--", "echo", "my turn")
+    waiting = start_lock(fs.env, "/db", "--", "echo", "my turn")
     assert waiting.stderr is not None
     assert "holds the lock /db since" in waiting.stderr.readline()
     server.kill()
     assert "waiting: nothing listens" in waiting.stderr.readline()
-    assert start(fs, "/db", "--", "true").wait(60) == 1  # who comes now is told at once
+    assert start_lock(fs.env, "/db", "--", "true").wait(60) == 1  # who comes now is told at once
     server.restart()
     holder.terminate()
     assert holder.wait(60) == 128 + signal.SIGTERM
@@ -226,7 +219,7 @@ def test_who_waits_for_a_lock_waits_on_while_the_server_is_away(server: Server) 
 
 def test_a_lock_stays_with_its_name_when_the_file_moves(shared_fs: TestFs) -> None:
     assert process("mkdir", "/dir", env=shared_fs.env).code == 0
-    holder = start(shared_fs, "/dir/a", "--", "sh", "-c", "echo on; exec sleep 100")
+    holder = start_lock(shared_fs.env, "/dir/a", "--", "sh", "-c", "echo on; exec sleep 100")
     assert holder.stdout is not None
     assert holder.stdout.readline() == "on\n"
     assert process("mv", "/dir", "/moved", env=shared_fs.env).code == 0
@@ -240,7 +233,7 @@ def test_a_lock_stays_with_its_name_when_the_file_moves(shared_fs: TestFs) -> No
 def test_a_stopped_holder_of_a_lock_wakes_up_and_ends_its_command(shared_fs: TestFs) -> None:
     """`fsd lock` and its command stop together, as when a machine is paused, and another has its turn."""
     script = "trap 'echo ended; exit 0' TERM; echo $FSD_FENCE; while :; do sleep 0.1; done"
-    holder = start(shared_fs, "/db", "--lease-time", "1s", "--", "sh", "-c", script)
+    holder = start_lock(shared_fs.env, "/db", "--lease-time", "1s", "--", "sh", "-c", script)
     assert holder.stdout is not None
     fence = int(holder.stdout.readline())
     child = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0])

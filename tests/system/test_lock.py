@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.cli import command, process
+from support.cli import process, start_lock
 from support.proxy import FaultProxy
 from support.server import Server, TestFs
 from support.wait import wait_for
-
-
-def start(fs: TestFs, *argv: str, **more: str) -> subprocess.Popen[str]:
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **fs.env, **more}
-    return subprocess.Popen(
-        [*command(), "lock", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 def held(fs: TestFs) -> list[dict[str, object]]:
@@ -48,14 +40,14 @@ def test_the_command_runs_under_the_lock_and_knows_its_fence(shared_fs: TestFs) 
 def test_one_at_a_time_and_who_waits_is_told_by_whom(shared_fs: TestFs, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    first = start(shared_fs, "/db", "--", "sh", "-c", f"read line < {gate}; echo done")
+    first = start_lock(shared_fs.env, "/db", "--", "sh", "-c", f"read line < {gate}; echo done")
     wait_for(lambda: held(shared_fs), 30, "the lock to be taken")
     late = process("lock", "/db", "--timeout", "0", "--output", "json", "--", "true", env=shared_fs.env)
     assert late.code == 7
     assert late.error["code"] == "lease_held"
     assert late.error["details"]["holder"]["command"].startswith("sh -c read")
     assert process("lock", "/other", "--", "true", env=shared_fs.env).code == 0
-    waiting = start(shared_fs, "/db", "--", "echo", "second")
+    waiting = start_lock(shared_fs.env, "/db", "--", "echo", "second")
     assert waiting.stderr is not None
     assert "holds the lock /db since" in waiting.stderr.readline()
     gate.write_text("go\n")
@@ -68,8 +60,8 @@ def test_one_at_a_time_and_who_waits_is_told_by_whom(shared_fs: TestFs, tmp_path
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs, number: int) -> None:
     name = signal.Signals(number).name[3:]
-    running = start(
-        shared_fs,
+    running = start_lock(
+        shared_fs.env,
         "/db",
         "--",
         "sh",
@@ -89,9 +81,9 @@ def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs
 
 
 def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:
-    first = start(shared_fs, "/db", "--", "sleep", "60")
+    first = start_lock(shared_fs.env, "/db", "--", "sleep", "60")
     wait_for(lambda: held(shared_fs), 30, "the lock to be taken")
-    waiting = start(shared_fs, "/db", "--", "echo", "never")
+    waiting = start_lock(shared_fs.env, "/db", "--", "echo", "never")
     assert waiting.stderr is not None
     waiting.stderr.readline()
     waiting.terminate()
@@ -102,7 +94,9 @@ def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:
 
 
 def test_a_killed_holder_is_waited_out_and_its_fence_is_behind(shared_fs: TestFs) -> None:
-    first = start(shared_fs, "/db", "--lease-time", "1s", "--", "sh", "-c", "echo $FSD_FENCE; exec sleep 60")
+    first = start_lock(
+        shared_fs.env, "/db", "--lease-time", "1s", "--", "sh", "-c", "echo $FSD_FENCE; exec sleep 60"
+    )
     assert first.stdout is not None
     before = int(first.stdout.readline())
     child = int(Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()[0])
@@ -118,8 +112,8 @@ def test_lost_it_ends_the_command_and_says_so(server: Server, tmp_path: Path) ->
     """Its server goes away for longer than the lock lasts, and another takes it meanwhile."""
     fs = server.create()
     with FaultProxy(server.url) as proxy:
-        holder = start(
-            fs,
+        holder = start_lock(
+            fs.env,
             "/db",
             "--lease-time",
             "1s",

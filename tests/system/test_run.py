@@ -7,47 +7,34 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 from support.cli import inside, process
+from support.filesclient import connect
 from support.processes import die_with_parent
 from support.proxy import HTML_502, LOSE_REPLY, FaultProxy, on
-from support.server import Server, TestFs, clean_env
+from support.server import TestFs, clean_env
 from support.wait import wait_for
 
 from fsd.client.files import Files, PutOptions, raw_path
-from fsd.client.http import BytesBody, Http, HttpOptions
-from fsd.client.identity import Claim, data_identity
+from fsd.client.http import BytesBody
 from fsd.client.leases import Leases
 from fsd.client.push import push
 from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
 from fsd.client.transfer import stat_or_none
-from fsd.host.seam import Host
 from fsd.model.errors import Busy, Unavailable, UsageError
 
 
-def connect(fs: TestFs, endpoint: str | None = None, **options: float) -> Files:
-    identity = data_identity(Claim(token=fs.token, endpoint=endpoint))
-    return Files(Http(identity, Host(), HttpOptions(**options)))
-
-
 @pytest.fixture
-def files(shared_fs: TestFs) -> Files:
-    made = connect(shared_fs)
+def files(files: Files) -> Files:
+    """With a tree in it."""
     for path in (b"/w/a", b"/w/b", b"/w/d/c", b"/w/d/\xff"):
-        put(made, path, b"old " + path)
-    made.symlink(b"a", b"/w/link")
-    return made
-
-
-@pytest.fixture
-def proxy(shared_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(shared_server.url) as made:
-        yield made
+        put(files, path, b"old " + path)
+    files.symlink(b"a", b"/w/link")
+    return files
 
 
 def put(files: Files, path: bytes, data: bytes, **options: Any) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.filesclient import connect
 from support.proxy import FaultProxy, on, truncate
-from support.server import Server, TestFs
-from test_transfer import connect
+from support.server import TestFs
 
 from fsd.client.download import download
 from fsd.client.files import Files
@@ -24,17 +24,6 @@ from fsd.model.spans import Span, merged, read_spans, total, write_spans
 
 MIB, GIB = 1 << 20, 1 << 30
 ONE = CopyOptions()
-
-
-@pytest.fixture
-def files(shared_fs: TestFs) -> Files:
-    return connect(shared_fs)
-
-
-@pytest.fixture
-def proxy(shared_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(shared_server.url) as made:
-        yield made
 
 
 def sparse(path: Path, size: int, pieces: Sequence[tuple[int, bytes]]) -> Path:

@@ -6,19 +6,20 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.filesclient import connect
 from support.proxy import CUT_REQUEST, HTML_502, LOSE_REPLY, FaultProxy, on, truncate
-from support.server import Server, TestFs
+from support.server import TestFs
 
 from fsd.client import download as download_module
 from fsd.client import upload as upload_module
 from fsd.client.download import download
 from fsd.client.files import Files, raw_path, raw_target
-from fsd.client.http import BytesBody, Http, HttpOptions
+from fsd.client.http import BytesBody, Http
 from fsd.client.identity import Claim, data_identity
 from fsd.client.transfer import CopyOptions, Progress, copy_remote, download_stream
 from fsd.client.upload import upload, upload_stream
@@ -29,22 +30,6 @@ from fsd.model.limits import STREAM_SPOOL
 MIB = 1024 * 1024
 TREE = CopyOptions(recursive=True)
 ONE = CopyOptions()
-
-
-def connect(fs: TestFs, endpoint: str | None = None, **options: float) -> Files:
-    identity = data_identity(Claim(token=fs.token, endpoint=endpoint))
-    return Files(Http(identity, Host(), HttpOptions(**options)))
-
-
-@pytest.fixture
-def files(shared_fs: TestFs) -> Files:
-    return connect(shared_fs)
-
-
-@pytest.fixture
-def proxy(shared_server: Server) -> Iterator[FaultProxy]:
-    with FaultProxy(shared_server.url) as made:
-        yield made
 
 
 @pytest.fixture
