@@ -206,7 +206,7 @@ class _Asking:
     def _attrs(self, inos: Sequence[int]) -> list[Attr | None]:
         found: list[Attr | None] = []
         for some in chunks(inos):
-            got = attrs(self.tx, self.fs, some)
+            got = attrs(self.tx, self.fs, some, self.at)
             self._spend(sum(weight(one) for one in got if one is not None))
             found += got
         return found
@@ -238,7 +238,7 @@ class _Asking:
     def _lookup(self, parent: int, name: bytes, dir_max: int) -> Any:
         if not self._is_dir(parent):
             return None
-        most = min(dir_max, DIR_INLINE_MAX, self.left)
+        most = max(0, min(dir_max, DIR_INLINE_MAX, self.left))  # a list takes one even where none is left
         found = lookup(self.tx, self.fs, parent, name, self.at)
         if not most:
             return found, None
