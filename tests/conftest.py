@@ -6,6 +6,7 @@ import faulthandler
 import os
 import platform
 import secrets
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -49,6 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[leftovers.MARK] = _run_id
     faulthandler.enable()
+    # Whoever started the run may ignore them (nohup, a script's background): what tests start must not.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 NOT_FOUND: Final = 127
 CANNOT_EXECUTE: Final = 126
+
+
+def not_ignored(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those that are for a command and who runs it. What whoever started both ignores (nohup, a job in the
+    background of a script) is for neither: a handler here would take that from the command as well."""
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from fsd.client.command import not_started, wait
+from fsd.client.command import not_ignored, not_started, wait
 from fsd.client.files import json_name
 from fsd.client.http import Http, encode_path
 from fsd.model.errors import FsdError, LeaseHeld, LeaseLost, LockLost, Unavailable
@@ -110,7 +110,7 @@ class _Signals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self) for number in PASSED_ON}
+        before = {number: signal.signal(number, self) for number in not_ignored(PASSED_ON)}
         try:
             yield
         finally:

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import msgpack
 
-from fsd.client.command import not_started, wait
+from fsd.client.command import not_ignored, not_started, wait
 from fsd.client.download import get_tree
 from fsd.client.files import Files, JsonObject
 from fsd.client.leases import Leases, nobody_writes
@@ -142,7 +142,7 @@ class _Signals:
 @contextmanager
 def _handled() -> Iterator[_Signals]:
     signals = _Signals()
-    before = {number: signal.signal(number, signals) for number in PASSED_ON}
+    before = {number: signal.signal(number, signals) for number in not_ignored(PASSED_ON)}
     try:
         yield signals
     finally:

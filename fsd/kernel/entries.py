@@ -68,7 +68,7 @@ class Entries:
     def absent(self, parent: int, name: bytes) -> EntryAttributes:
         """The answer for a name that does not exist."""
         if self.negative.entry_timeout:
-            self._absent[Invalidation(parent, name)] = None
+            self._absent[Invalidation(parent, name, ask=True)] = None
             if len(self._absent) > ABSENT_MAX:
                 oldest = next(iter(self._absent))
                 del self._absent[oldest]

@@ -28,6 +28,7 @@ _ENTRY: Final = struct.Struct("=QII")  # directory, length of the name, flags
 BATCH: Final = 64
 _INVAL_INODE: Final = 2
 _INVAL_ENTRY: Final = 3
+_EXPIRE_ONLY: Final = 1  # known since Linux 6.2, not looked at before: there the name goes, and mounts on it
 
 
 class Sender:
@@ -60,7 +61,8 @@ def _message(root_ino: int, one: Invalidation) -> bytes:
     if one.name is None:
         body, what = _INODE.pack(node, -1 if one.attr_only else 0, 0), _INVAL_INODE
     else:
-        body, what = _ENTRY.pack(node, len(one.name), 0) + one.name + b"\0", _INVAL_ENTRY
+        head = _ENTRY.pack(node, len(one.name), _EXPIRE_ONLY if one.ask else 0)
+        body, what = head + one.name + b"\0", _INVAL_ENTRY
     return _HEAD.pack(_HEAD.size + len(body), what, 0) + body
 
 

@@ -21,7 +21,7 @@ import trio
 
 from fsd.kernel import runtime
 from fsd.kernel.mountpoint import detach, mounted_at, places
-from fsd.kernel.supervisor import STOP_SIGNALS
+from fsd.kernel.supervisor import stop_signals
 from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
 from fsd.model.names import show
 from fsd.model.words import counted
@@ -138,7 +138,7 @@ class Stopper:
         """Signals and the supervisor's pipe, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pipe, nursery)
-            with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
+            with trio.open_signal_receiver(*stop_signals()) as signals:
                 async for number in signals:
                     log.info("signal %s", signal.Signals(number).name)
                     self.stop_asked("signal", nursery)

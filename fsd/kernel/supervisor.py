@@ -46,6 +46,12 @@ Say = Callable[[str], None]
 _pace = threading.Event()
 
 
+def stop_signals() -> list[signal.Signals]:
+    """What ends a mount. Not SIGHUP where whoever started it ignores that (nohup): it outlives a terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
+
+
 class Start(NamedTuple):
     """What a daemon process needs beside its options."""
 
@@ -287,7 +293,8 @@ class Supervisor:
         self._lock: int | None = None
 
     def run(self) -> int:
-        for number in STOP_SIGNALS:
+        self._signals = stop_signals()
+        for number in self._signals:
             signal.signal(number, self._on_stop)
         while True:
             status = self._one_daemon()
@@ -318,7 +325,7 @@ class Supervisor:
             os.close(write_end)
             # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.
             os.setpgid(0, 0)
-            for number in STOP_SIGNALS:
+            for number in self._signals:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             start = Start(self._place, self._directory, self._channel, read_end, self._restarts, os.getppid())

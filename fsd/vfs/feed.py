@@ -68,7 +68,7 @@ class Feed:
             if node.lookups:
                 found.append(Invalidation(node.ino, None))
             if node.is_dir and not node.gone:
-                found.extend(Invalidation(node.ino, name) for name in node.entries)
+                found.extend(Invalidation(node.ino, name, ask=True) for name in node.entries)
                 node.names_stale.update(node.entries)
                 # A directory made here and not yet committed is known whole.
                 node.complete = node.complete and node.born == 0 and node.ino != core.root_ino

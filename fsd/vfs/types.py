@@ -112,12 +112,14 @@ class Job(Protocol):
 
 class Invalidation(NamedTuple):
     """What the kernel has to forget. `name` None: attributes and data of inode `ino`, with `attr_only` not
-    the data (new attributes make it forget what is old); else the entry `name` of the directory `ino`.
-    Numbers are the volume's (`root_ino` is the kernel's node 1)."""
+    the data (new attributes make it forget what is old); else the entry `name` of the directory `ino`, with
+    `ask` only how long it is good: the next look asks, and mounts on it, or the path of who works there, stay
+    where it is what it was. Numbers are the volume's (`root_ino` is the kernel's node 1)."""
 
     ino: int
     name: bytes | None
     attr_only: bool = False
+    ask: bool = False
 
 
 class Pending(NamedTuple):

@@ -200,7 +200,7 @@ class Volume(CopyCalls):
             if node.lookups:
                 yield Invalidation(node.ino, None, attr_only=True)
                 if not node.is_dir and node.where is not None:
-                    yield Invalidation(*node.where)
+                    yield Invalidation(*node.where, ask=True)
 
     def still_absent(self, ones: Iterable[Invalidation]) -> Iterator[Invalidation]:
         """Those of names the kernel was told are absent that mean no directory it knows by now: whoever works

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,30 @@ def test_a_bound_place_is_unmounted_alone(tiny: Tiny) -> None:
     assert not tiny.alive()
 
 
+@pytest.mark.root
+def test_what_is_mounted_on_a_file_stays_while_the_server_is_silent(tiny: Tiny) -> None:
+    """The kernel takes a mount off a name it is told to forget: whoever wrote through it wrote into the file
+    below from then on. (Before Linux 6.2 it knows no other way.)"""
+    assert tiny.start().returncode == 0
+    other = tiny.base / "other"
+    other.write_bytes(b"other")
+    place, slow = tiny.place / "f", tiny.place / "hang500"
+    assert not place.exists() and not slow.exists()  # so the kernel was told
+    place.write_bytes(b"x")
+    subprocess.run(["mount", "--bind", other, place], check=True, timeout=30)
+
+    def asks() -> bool:
+        before = time.monotonic()
+        return not slow.exists() and time.monotonic() - before > 0.45
+
+    wait_for(asks, 30, "the kernel to ask again for what it was told after the other name")
+    stays = tuple(int(one) for one in re.findall(r"\d+", os.uname().release)[:2]) >= (6, 2)
+    assert place.read_bytes() == (b"other" if stays else b"x")
+    if stays:
+        subprocess.run(["umount", place], check=True, timeout=30)
+    assert place.read_bytes() == b"x"
+
+
 def test_umount_by_anybody_ends_both_and_restarts_nothing(tiny: Tiny) -> None:
     assert tiny.start().returncode == 0
     subprocess.run(["umount", "-i", str(tiny.place)], check=True, timeout=60)
@@ -410,6 +435,20 @@ def test_foreground_ctrl_c_of_the_terminals_group_is_one_stop(tiny: Tiny) -> Non
     process = tiny.start_foreground()
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 0, tiny.record()
+    assert not tiny.listed()
+
+
+@pytest.mark.parametrize("options", [(), ("alone",)])
+def test_nohup_is_no_stop_at_the_end_of_the_terminal(tiny: Tiny, options: tuple[str, ...]) -> None:
+    process = tiny.start_foreground(*options, before=("nohup",))
+    for pid in {process.pid, tiny.record().pid}:
+        status = Path(f"/proc/{pid}/status").read_text()
+        [ignored] = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn:")]
+        assert ignored >> signal.SIGHUP - 1 & 1, status
+        os.kill(pid, signal.SIGHUP)
+    (tiny.place / "d").mkdir()
+    process.terminate()
+    assert process.wait(60) == 0
     assert not tiny.listed()
 
 

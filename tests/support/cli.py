@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -87,11 +88,19 @@ def process(
     return found
 
 
-def start_lock(env: Mapping[str, str], *argv: str, **more: str) -> subprocess.Popen[str]:
-    """`fsd lock` with these arguments, running; `env` (and `more`) as in `process`."""
+def start_lock(
+    env: Mapping[str, str], *argv: str, ignored: signal.Signals | None = None, **more: str
+) -> subprocess.Popen[str]:
+    """`fsd lock` with these arguments, running; `env` (and `more`) as in `process`. A signal is `ignored` as
+    nohup, and a shell for what it starts in the background, has it."""
     full = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **env, **more}
     return subprocess.Popen(
-        [*command(), "lock", *argv], env=full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command(), "lock", *argv],
+        env=full,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=None if ignored is None else lambda: signal.signal(ignored, signal.SIG_IGN),
     )
 
 

@@ -55,9 +55,12 @@ class Tiny:
             check=False,
         )
 
-    def start_foreground(self, *options: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start_foreground(
+        self, *options: str, env: dict[str, str] | None = None, before: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        """`before` is what starts it, nohup."""
         self.foreground = subprocess.Popen(
-            self.command("foreground", *options),
+            [*before, *self.command("foreground", *options)],
             cwd=TESTS,
             env={**os.environ, **(env or {})},
             stderr=subprocess.PIPE,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
-from support.cli import process, start_lock
+from support.cli import command, process, start_lock
 from support.proxy import FaultProxy
-from support.server import Server, TestFs
+from support.server import Server, TestFs, clean_env
 from support.wait import wait_for
 
 
@@ -78,6 +79,35 @@ def test_a_signal_goes_to_the_command_and_the_lock_is_given_up(shared_fs: TestFs
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (3, "got\n"), err
     assert not held(shared_fs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_whoever_started_it_ignores_is_for_nobody(
+    shared_fs: TestFs, tmp_path: Path, number: signal.Signals
+) -> None:
+    """`nohup fsd lock …`, and a job in the background of a script: neither it nor the command ends."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = f"kill -{number} $PPID $$; echo alive; read line < {gate}; echo done"
+    running = start_lock(shared_fs.env, "/db", "--", "sh", "-c", script, ignored=number)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "alive\n"
+    running.send_signal(number)
+    gate.write_text("go\n")
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, "done\n"), err
+
+
+def test_the_exit_code_is_known_where_whoever_started_it_ignores_sigchld(shared_fs: TestFs) -> None:
+    for words in (("lock", "/x"), ("run",)):
+        done = subprocess.run(
+            [*command(), *words, "--", "sh", "-c", "exit 5"],
+            env=clean_env(**shared_fs.env),
+            capture_output=True,
+            timeout=60,
+            preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        )
+        assert done.returncode == 5, (words, done.stderr)
 
 
 def test_a_signal_while_waiting_ends_the_waiting(shared_fs: TestFs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import trio.testing
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import entries, feed
+from fsd.kernel import entries, feed, sender
 from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, PAUSED, Machine
@@ -44,6 +45,15 @@ class Clock:
 def make_machine(clock: Clock, io_timeout: float = 5.0) -> Machine:
     host = replace(Host(), monotonic=clock)
     return Machine(cast(Any, TinyVolume()), cast(Any, None), cast(Any, None), Scheduler(), host, io_timeout)
+
+
+class TestSender:
+    def test_a_name_to_ask_about_again_is_not_given_up(self) -> None:
+        """The flag is in the message's last word before the name (`struct fuse_notify_inval_entry_out`)."""
+        for ask in (False, True):
+            said = sender._message(1, Invalidation(7, b"name", ask=ask))
+            assert struct.unpack_from("=IiQQII", said) == (len(said), 3, 0, 7, 4, int(ask))
+            assert said[-5:] == b"name\0"
 
 
 class TestNotifier:
@@ -149,7 +159,7 @@ class TestFeed:
         monkeypatch.setattr(made, "_thread", SimpleNamespace(start=lambda: None))
         made.start()
         told.absent(7, b"x")
-        assert core.take_absent() == [Invalidation(7, b"x")]
+        assert core.take_absent() == [Invalidation(7, b"x", ask=True)]
         assert core.take_absent() == []
 
 
