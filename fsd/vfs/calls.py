@@ -215,15 +215,11 @@ class Calls:
 
     def _not_leased(self, node: Inode) -> None:
         """Raises EROFS below the top of another mount's writer lease; the server looks once more."""
-        core, at = self.core, node
-        while at.ino != core.root_ino:
-            if at.ino in core.leases:
-                raise PosixError(errno.EROFS, core.leases[at.ino])
-            above = at.parent if at.is_dir else at.where[0] if at.where is not None else 0
-            found = core.nodes.by_ino.get(above)
-            if found is None or found is at:
+        for at in self.core.nodes.upwards(node):
+            if at.ino == self.core.root_ino:
                 return
-            at = found
+            if at.ino in self.core.leases:
+                raise PosixError(errno.EROFS, self.core.leases[at.ino])
 
     def handle(self, fh: int) -> Handle:
         found = self.handles.get(fh)

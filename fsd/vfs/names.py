@@ -307,13 +307,9 @@ class NameCalls(UnnamedCalls, ListingCalls):
 
     def inside(self, directory: Inode, ancestor: Inode) -> bool:
         """Whether `directory` is `ancestor` or lies below it."""
-        at: Inode | None = directory
-        while at is not None:
-            if at is ancestor:
-                return True
-            if at.ino == self.core.root_ino:
-                return False
-            at = self.core.nodes.by_ino.get(at.parent)
+        for at in self.core.nodes.upwards(directory):
+            if at is ancestor or at.ino == self.core.root_ino:
+                return at is ancestor
         return False
 
     def publish(self, node: Inode) -> None:

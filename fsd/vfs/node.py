@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator
 from typing import Any, Final, cast
 
 from fsd.model.attrs import Attr
@@ -309,13 +309,13 @@ class Nodes:
         parent = self.by_ino.get(node.where[0])
         return parent is None or parent.entries.get(node.where[1]) != node.ino
 
-    def subtree(self, root: Inode) -> Iterable[Inode]:
-        """`root` and every directory below it that is in memory."""
-        waiting = [root]
-        while waiting:
-            node = waiting.pop()
-            yield node
-            for ino in node.entries.values():
-                child = self.by_ino.get(ino) if ino is not None else None
-                if child is not None and child.is_dir:
-                    waiting.append(child)
+    def upwards(self, node: Inode) -> Iterator[Inode]:
+        """`node` and the directories it is known to lie in, from below, each once: where others moved
+        several, the old place of one and the new one of another may be known: they lie in each other."""
+        seen: set[int] = set()
+        at: Inode | None = node
+        while at is not None and at.ino not in seen:
+            seen.add(at.ino)
+            yield at
+            above = at.parent if at.is_dir else at.where[0] if at.where is not None else 0
+            at = self.by_ino.get(above)
