@@ -1,4 +1,4 @@
-"""Directories that are known to lie in each other: of one the old place is known, of the other the new one."""
+"""Directories that are known to lie in each other: of one the old place is known, of the other the new."""
 
 from __future__ import annotations
 
