@@ -32,6 +32,9 @@ LARGE_AFTER: Final = 3  # names without their directory, until it is no longer a
 SOFT_WAIT: Final = 1.0  # seconds an answer is waited for where what is known would do without
 
 Key = tuple[Any, ...]
+Question = tuple[Any, ...]
+# (answer, seq) -> the next question, asked under the same want; None: there is none.
+Answered = Callable[[Any, int], Question | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +42,9 @@ class Asked:
     """A question, who waits for it, and what to do with its answer."""
 
     key: Key
-    question: tuple[Any, ...]
+    question: Question
     want: Want
-    answered: Callable[[Any, int], bool]  # (answer, seq) -> finished (False: asked on, under the same want)
+    answered: Answered
     soft: bool = False  # something is known already: without an answer that will do
     at: float = 0.0  # when it was asked first
 
@@ -87,7 +90,8 @@ class Loader:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.open: dict[Key, Asked] = {}
+        self.open: dict[Key, Asked] = {}  # the newest of each key
+        self.unanswered: set[Asked] = set()  # also those whose user did not wait, asked anew since
         self.waiting: list[Asked] = []
         self.blob_wants: dict[bytes, list[Want]] = {}
         self.wanted: dict[Want, set[bytes]] = {}
@@ -111,8 +115,8 @@ class Loader:
         self,
         key: Key,
         what: str,
-        question: tuple[Any, ...],
-        answered: Callable[[Any, int], bool],
+        question: Question,
+        answered: Answered,
         *,
         soft: bool = False,
     ) -> Want:
@@ -122,7 +126,8 @@ class Loader:
             return already.want
         asked = Asked(key, question, self.core.want(what), answered, soft, self.core.now())
         self.open[key] = asked
-        self.core.asking = len(self.open)
+        self.unanswered.add(asked)
+        self.core.asking = len(self.unanswered)
         self.waiting.append(asked)
         return asked.want
 
@@ -133,11 +138,11 @@ class Loader:
         whole = 0 if alone else DIR_INLINE_MAX
         question = (LOOKUP, self.core.wire.out(parent.ino), name, whole)
 
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             self.looked_up(parent, name, answer, seq)
             if whole and answer is not None and answer[1] is None:
                 self.large[parent.ino] = self.large.get(parent.ino, 0) + 1
-            return True
+            return None
 
         key = ("name", parent.ino, name) if alone else ("dir", parent.ino)
         return self._ask(key, "a name", question, answered, soft=soft)
@@ -153,14 +158,14 @@ class Loader:
     def _tree(self, top: Inode, node: Inode, *, soft: bool) -> Want:
         """Load directories breadth first from `top` on, `node` among them."""
 
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             for wire, entries in answer or ():
                 found = self.core.nodes.by_ino.get(self.core.local(wire))
                 if found is not None and not found.complete:
                     self.listed(found, entries, seq)
             if not node.complete and not node.gone:
                 self.too_big.add(top.ino)
-            return True
+            return None
 
         question = (TREE, self.core.wire.out(top.ino), TREE_ENTRIES)
         return self._ask(("tree", top.ino), "a tree", question, answered, soft=soft)
@@ -169,22 +174,21 @@ class Loader:
         found: list[Entry] = []
         first = [-1]
 
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             if answer is None:
                 self.vanished(node)
-                return True
+                return None
             entries, more = answer
             if first[0] < 0:
                 first[0] = seq
             found.extend(entries)
             if more and len(found) > LISTING_MAX:
                 self.endless.add(node.ino)
-                return True
+                return None
             if more and entries:
-                self._again(key, (LIST, wire, entries[-1].name, LIST_PAGE))
-                return False
+                return (LIST, wire, entries[-1].name, LIST_PAGE)
             self.listed(node, found, first[0])
-            return True
+            return None
 
         key = ("list", node.ino)
         wire = self.core.wire.out(node.ino)
@@ -195,15 +199,15 @@ class Loader:
     ) -> Want:
         """Load the names behind `after`, without asking for more; `took` gets them and whether there are."""
 
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             if answer is None:
                 self.vanished(node)
                 took((), False)
-                return True
+                return None
             entries, more = answer
             self._enter(node, {entry.name: entry for entry in entries}, seq)
             took(entries, more)
-            return True
+            return None
 
         question = (LIST, self.core.wire.out(node.ino), after, LIST_PAGE)
         return self._ask(("page", node.ino, *key, after), "a page of a directory", question, answered)
@@ -211,37 +215,31 @@ class Loader:
     def any_name(self, node: Inode) -> Want:
         """Find out whether a directory that is not all in memory has a name that is not being removed."""
 
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             entries, more = ((), False) if answer is None else answer
             for entry in entries:
                 if entry.name not in node.names_pending or node.entries.get(entry.name) is not None:
                     self.seen[node.ino] = True, self.core.now()
-                    return True
+                    return None
             if more and entries:
-                self._again(key, (LIST, wire, entries[-1].name, LIST_PAGE))
-                return False
+                return (LIST, wire, entries[-1].name, LIST_PAGE)
             made = any(node.entries.get(name) is not None for name in node.names_pending)
             self.seen[node.ino] = made, self.core.now()
-            return True
+            return None
 
         key = ("any", node.ino)
         wire = self.core.wire.out(node.ino)
         return self._ask(key, "whether a directory is empty", (LIST, wire, b"", LIST_PAGE), answered)
-
-    def _again(self, key: Key, question: tuple[Any, ...]) -> None:
-        asked = self.open[key]
-        asked.question = question
-        self.waiting.append(asked)
 
     def attrs(self, nodes: Sequence[Inode], *, soft: bool = False) -> Want:
         """Ask for attributes again."""
         return self._attrs(("attrs", nodes[0].ino), list(nodes)[:NS_BATCH_MAX], soft=soft)
 
     def _attrs(self, key: Key, nodes: list[Inode], *, soft: bool = False) -> Want:
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             for node, attr in zip(nodes, answer):
                 self.refreshed(node, attr, seq)
-            return True
+            return None
 
         inos = tuple(self.core.wire.out(node.ino) for node in nodes)
         return self._ask(key, "attributes", (ATTRS, inos), answered, soft=soft)
@@ -262,9 +260,9 @@ class Loader:
         return self._again_name(("again", self.questions), parent, name)
 
     def _again_name(self, key: Key, parent: Inode, name: bytes) -> Want:
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             self.looked_up(parent, name, answer, seq)
-            return True
+            return None
 
         question = (LOOKUP, self.core.wire.out(parent.ino), name, 0)
         return self._ask(key, "a name, at an open", question, answered)
@@ -276,33 +274,31 @@ class Loader:
         found: dict[int, tuple[Any, ...]] = {}
         version = [-1]
 
-        def answered(answer: Any, seq: int) -> bool:
+        def answered(answer: Any, seq: int) -> Question | None:
             content = node.file()
             if content.base is not None:
-                return True  # it was truncated meanwhile: the answer is about what was there before
+                return None  # it was truncated meanwhile: the answer is about what was there before
             if answer is None:
                 self.vanished(node)
-                return True
+                return None
             cseq, rows = answer
             if version[0] not in (-1, cseq):
                 found.clear()
                 version[0] = -1
                 question_first[0] = 0
-                self._again(key, (BLOCKS, wire, 0, BLOCKS_PAGE))
-                return False
+                return (BLOCKS, wire, 0, BLOCKS_PAGE)
             version[0] = cseq
             found.update({index: decode_parts(raw) if isinstance(raw, bytes) else raw for index, raw in rows})
             first = question_first[0] + BLOCKS_PAGE
             if first * BLOCK < node.size:
                 question_first[0] = first
-                self._again(key, (BLOCKS, wire, first, BLOCKS_PAGE))
-                return False
+                return (BLOCKS, wire, first, BLOCKS_PAGE)
             if cseq != content.cseq:
                 # The attributes are older than the blocks: both again, together they must agree.
                 node.stale = True
-                return True
+                return None
             content.base = {index: parts for index, parts in found.items() if parts}
-            return True
+            return None
 
         question_first = [0]
         return self._ask(key, "a block list", (BLOCKS, wire, 0, BLOCKS_PAGE), answered)
@@ -340,6 +336,8 @@ class Loader:
 
     def finish_ask(self, job: AskJob, result: tuple[int, list[Any]] | FsdError) -> None:
         core = self.core
+        if not isinstance(result, FsdError) and len(result[1]) != len(job.asked):
+            result = Unavailable("the server answered another number of questions than were asked")
         if isinstance(result, FsdError):
             self._retry(result)
             for asked in job.asked:
@@ -355,18 +353,21 @@ class Loader:
             seq, answers = result
             core.seq = max(core.seq, seq)
             for asked, answer in zip(job.asked, answers):
-                if asked.answered(answer, seq):
+                further = asked.answered(answer, seq)
+                if further is None or self.open.get(asked.key) is not asked:
                     self._end(asked, None)
-            if len(answers) != len(job.asked):
-                raise Unavailable("the server answered another number of questions than were asked")
-        core.asking = len(self.open)
-        if core.asking == 0:
-            core.meanwhile.clear()
-            core.forgotten = 0
+                else:
+                    asked.question = further
+                    self.waiting.append(asked)
 
     def _end(self, asked: Asked, error: FsdError | None) -> None:
         if self.open.get(asked.key) is asked:
             del self.open[asked.key]
+        self.unanswered.discard(asked)
+        self.core.asking = len(self.unanswered)
+        if not self.unanswered:
+            self.core.meanwhile.clear()
+            self.core.forgotten = 0
         asked.want.end(error)
 
     def _retry(self, error: FsdError) -> None:

@@ -18,6 +18,7 @@ from support.inproc import NoCache
 from fsd.model.errors import PosixError, Unavailable
 from fsd.model.limits import BLOCK, BLOCK_LISTS_MAX
 from fsd.vfs.blocklists import BlockLists
+from fsd.vfs.loads import AskJob
 from fsd.vfs.recent import Recent
 from fsd.vfs.types import LOCAL, Invalidation, Park
 from fsd.vfs.volume import Volume
@@ -275,3 +276,56 @@ def test_a_name_that_was_absent_and_is_a_directory_the_kernel_has_not_seen_is_fo
     assert list(deaf.volume.still_absent([told])) == [told]
     assert deaf.call(lambda v: v.lookup(root, b"d")) is not None
     assert not list(deaf.volume.still_absent([told]))
+
+
+def asked_late(client: Client, name: bytes) -> Callable[[], None]:
+    """Ask for `name` in vain for so long that what is known has to do. The answer is that of now; it comes
+    when what is returned is called."""
+    root = client.volume.root_ino
+    with pytest.raises(Park) as parked:
+        client.volume.lookup(root, name)
+    late = [(job, client.run(job)) for job in client.volume.jobs() if isinstance(job, AskJob)]
+    assert len(late) == 1
+    later(client)
+    assert parked.value.want.finished
+    return lambda: client.volume.finish(*late[0])
+
+
+def test_an_answer_that_comes_after_a_later_ones_brings_nothing_back(pair: Pair) -> None:
+    """A file is renamed here between two questions for it, of which the first is answered last."""
+    deaf, _ = pair
+    root = deaf.volume.root_ino
+    deaf.put(root, b"f", b"one", sync=True)
+    deaf.volume.feed_silent(True)
+    later(deaf)
+    answer = asked_late(deaf, b"f")
+    deaf.put(root, b"g", b"two", sync=True)  # the server is there again
+    asked = deaf.remote.calls.count("ask")
+    assert deaf.call(lambda v: v.lookup(root, b"f")) is not None
+    assert deaf.remote.calls.count("ask") == asked + 1
+    deaf.call(lambda v: v.rename(root, b"f", root, b"renamed", 0))
+    deaf.until(deaf.volume.barrier())
+    answer()
+    assert deaf.call(lambda v: v.lookup(root, b"f")) is None
+    deaf.volume.feed_silent(False)
+    assert_same(server_tree(deaf.bench), deaf.view())
+
+
+def test_another_number_of_answers_than_questions_is_asked_again(pair: Pair) -> None:
+    _, other = pair
+    root = other.volume.root_ino
+    deaf = pair[0]
+    deaf.put(root, b"f", b"one", sync=True)
+    with pytest.raises(Park) as parked:
+        other.volume.lookup(root, b"f")
+    want = parked.value.want
+    (job,) = (job for job in other.volume.jobs() if isinstance(job, AskJob))
+    seq, answers = job.run(other.remote, other.cache)
+    for wrong in ([], [*answers, None]):
+        other.volume.finish(job, (seq, wrong))
+        assert not want.finished, "it has no answer"
+        later(other)
+        (job,) = (job for job in other.volume.jobs() if isinstance(job, AskJob))
+    other.volume.finish(job, (seq, answers))
+    assert want.finished and want.error is None
+    assert other.call(lambda v: v.lookup(root, b"f")) is not None
