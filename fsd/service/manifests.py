@@ -37,6 +37,7 @@ from fsd.service.contract_check import (
     shown,
 )
 from fsd.service.records import (
+    NATIVE,
     Body,
     Native,
     New,
@@ -70,6 +71,7 @@ from fsd.service.threads import (
 )
 
 _OPTIONAL: Final = ("label", "sourceRunId")  # absent where there is none, never null
+_POLICY: Final = "policy"  # of a record: what a capture left out, and what a restore leaves alone
 _THREAD_USED: Final = "SELECT 1 FROM checkpoint WHERE fs=? AND thread=? LIMIT 1"
 _COPY_NAMES: Final = (
     "INSERT INTO named (fs, name, checkpoint) "
@@ -190,7 +192,8 @@ class Manifests:
                 raise Conflict("the source was replaced meanwhile", hint="try again")
             raw = read_body(tx, source.num)
             assert raw is not None, "the row was found in this transaction"
-            made = unpack_body(raw)._replace(rest=dumps(asked.rest))
+            made = unpack_body(raw)
+            made = made._replace(rest=dumps({**asked.rest, **_carried(source, made)}))
             if rendered is not None:
                 made = made._replace(files=rendered[1])
             num = insert(tx, fs, _forked(asked, made, source, stored), [])
@@ -266,6 +269,15 @@ def _read_fork(body: JsonObject) -> _Fork:
         "reason": "fork-root",
     }
     return _Fork(source_thread, source, thread, name, created, writer, rest)
+
+
+def _carried(source: Record, body: Body) -> JsonObject:
+    """What a fork has of its source's record beside the long fields: the policy its files were captured by,
+    since who restores the fork goes by it as well. A native state was captured whole."""
+    if source.kind == NATIVE:
+        return {_POLICY: {"include": [], "exclude": []}}
+    rest = json.loads(body.rest)
+    return {_POLICY: rest[_POLICY]} if _POLICY in rest else {}
 
 
 def _source(tx: Tx, fs: FsRef, asked: _Fork) -> Record:

@@ -10,6 +10,8 @@ import pytest
 from support.bench import Bench
 from support.contract import artifact, checkpoint, file, key, key_for, writer
 
+from fsd.client.policy import Policy
+from fsd.client.policy import of_record as policy_of
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import (
@@ -147,6 +149,8 @@ def test_a_native_checkpoint_is_forked_into_a_hosts_thread(host: Host) -> None:
     assert made["threadId"] == "t"
     assert [entry["path"] for entry in made["files"]] == ["f"]
     assert "native" not in made
+    # It was captured whole: a restore of the copy leaves out and protects nothing.
+    assert policy_of(made) == policy_of(host.get(name)) == Policy(exclude=())
     assert host.counts() == {key_for(data): 1}
     assert host.get("copy") == made
     assert json.loads(host.service.threads.load_thread(host.fs, {"threadId": "t"})) == []

@@ -66,6 +66,18 @@ def test_a_fork_is_a_root_with_the_checkpoints_conversation(store: Store) -> Non
     assert after["src"] == before["src"]
 
 
+@pytest.mark.parametrize("policy", [{"include": [], "exclude": ["kept"]}, {}, None])
+def test_a_fork_has_the_policy_its_files_were_captured_by(store: Store, policy: Any) -> None:
+    """A restore of it goes by that: what the policy left out is in no manifest and has to stay in place."""
+    store.grow("src", "s1", files=[file("a")], policy=policy, other=1)
+    made = store.fork(("src", "s1"), ("dst", "f"), store.acquire("dst"))
+    assert made["policy"] == policy
+    assert "other" not in made
+    assert store.get("f") == made
+    again = store.fork(("dst", "f"), ("third", "g"), store.acquire("third"))
+    assert again["policy"] == policy
+
+
 def test_a_fork_adds_its_references(store: Store) -> None:
     source(store)
     assert store.counts() == {key("x"): 1, key("p", "artifacts"): 1}
