@@ -352,6 +352,7 @@ class Daemon:
         self.machine = Machine(
             volume, self.remote, self.cache, loop, options.host, options.io_timeout, at_once
         )
+        self.machine.broke = self._broke
         self.operations = FsdOperations(
             self.machine,
             xattr=options.xattr,
@@ -510,9 +511,9 @@ class Daemon:
             await self.call(partial(volume.lease_kept, session, now))
 
     def _broke(self, error: BaseException) -> None:
-        """FUSE thread: its loop ended by an error. Nothing can be flushed without it; the supervisor's next
-        daemon recovers from the log."""
-        log.critical("leaving for a fresh process: %r", error)
+        """FUSE thread: its loop ended by an error, or the volume met one that leaves it nobody knows how.
+        Nothing can be flushed then; the supervisor's next daemon recovers from the log."""
+        log.critical("leaving for a fresh process: %r", error, exc_info=error)
         logging.shutdown()
         os._exit(EXIT_CRASHED)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import PARKED_MAX
 from fsd.remote.api import Remote
 from fsd.vfs.types import Cache, Invalidation, Job, Want
-from fsd.vfs.volume import Volume
+from fsd.vfs.volume import READS, Volume
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class Machine:
         self._stopped = False
         # Set when `stop` is done; any thread may wait for it.
         self.closed = threading.Event()
+        # Told of an error in the volume after which nobody knows what it holds in memory; its log does.
+        self.broke: Callable[[BaseException], object] | None = None
         # Takes what the kernel has to forget beside what the feed tells; loop's thread.
         self.invalidated: Callable[[list[Invalidation]], None] | None = None
         self.beat = host.monotonic()
@@ -120,8 +123,22 @@ class Machine:
     def _finish(self, job: Job, result: object) -> None:
         if self._stopped:
             return
-        self.volume.finish(job, result)
+        with nullcontext() if isinstance(job, READS) else self._whole():
+            self.volume.finish(job, result)
         self._after()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Around what changes the volume: a defect may leave it half changed, and what it sends from then on
+        nobody could trust, if it sends at all. (What the disk under the log says leaves it as it was.)"""
+        try:
+            yield
+        except (OSError, FsdError):
+            raise
+        except Exception as exc:
+            if self.broke is not None:
+                self.broke(exc)
+            raise
 
     def tick(self) -> None:
         """Timers: called every 100 ms or so. `beat` tells the watchdog that the loop is alive."""
@@ -135,7 +152,8 @@ class Machine:
             return
         if self.at_once is not None:
             self.at_once.look()
-        self.volume.tick(now)
+        with self._whole():
+            self.volume.tick(now)
         self._after()
         waited = self.clock()
         for parked in list(self._parked.values()):

@@ -303,8 +303,11 @@ class Core:
         self.sync_job = None
         self.log.end_sync(job, failed=error is not None)
         if error is None:
-            if self.log.freeable(self.free_to):  # the kernel may have told another sync what failed
-                self.log.free_before(self.free_to)
+            try:
+                if self.log.freeable(self.free_to):  # the kernel may have told another sync what failed
+                    self.log.free_before(self.free_to)
+            except OSError as exc:
+                self.disk_full(self.disk_failed(exc))
             return
         self.reason = error.message
         try:

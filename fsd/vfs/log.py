@@ -509,12 +509,13 @@ class Log:
 
     def free_before(self, pos: int) -> None:
         """Delete the segments that lie whole before `pos`. The caller has synced the answers, in later
-        segments, that make them unneeded."""
+        segments, that make them unneeded. Raises `OSError`: from the one on that could not be deleted they
+        stay, since a recovery reads nothing behind a gap."""
         for number in sorted(n for n in self._fds if n < pos >> SHIFT and n != self._segment):
             self._host.crash_point("log.free")
+            (self._dir / (NAME % number)).unlink(missing_ok=True)
             self._kept[number], self._kept_sizes[number] = self._fds.pop(number), self._sizes.pop(number)
             self._suspect.discard(number)
-            (self._dir / (NAME % number)).unlink(missing_ok=True)
             self.freed += 1
             self._host.crash_point("log.freed")
         while sum(self._kept_sizes.values()) > LOG_KEPT * self._segment_size:

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from fsd.host.files import lock_directory
 from fsd.model.errors import FsdError, HistoryChanged, InternalError, LeaseLost, Unavailable
@@ -31,6 +31,9 @@ from fsd.vfs.types import Invalidation, Job, Pending, Want
 from fsd.wire.messages import FeedPage
 
 log = logging.getLogger(__name__)
+
+# Jobs whose results add to what is known and change nothing that is to be sent.
+READS: Final = (AskJob, BlobJob, CacheJob, KeepJob, DropJob)
 
 
 class Volume(CopyCalls):

@@ -328,3 +328,37 @@ def test_a_new_session_is_not_used_before_it_is_durable(client: Client, broken: 
     client.until(want)
     assert files(client) == {"/a": b"before"}
     settled(client)
+
+
+def test_a_segment_that_could_not_be_deleted_goes_before_those_behind_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was read-only for a moment. A recovery reads nothing behind a gap in the log."""
+    core, root = client.volume.core, client.volume.root_ino
+    log, first = core.log, core.log.oldest
+    for number in range(3):
+        client.put(root, b"f%d" % number, b"x", sync=True)
+        log.rotate(core.state())
+    real, failing = os.unlink, [True]
+
+    def unlink(path: Any, **more: Any) -> None:
+        if failing:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        real(path, **more)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    for behind in (1, 2):
+        core.free_to, core.sync_job = (first + behind) << SHIFT, log.begin_sync()
+        core.sync_job.run(client.remote, client.cache)
+        core.synced(core.sync_job, None)
+        if failing:
+            assert log.oldest == first
+            assert os.strerror(errno.EROFS) in core.reason
+            failing.clear()
+    assert log.segments(client.options.state_dir)[0] == log.oldest == first + 2
+    client.put(root, b"late", b"late")
+    client.kill()
+    client.open()
+    settled(client)
+    assert files(client) == {"/f0": b"x", "/f1": b"x", "/f2": b"x", "/late": b"late"}
+    assert not kept(client.options.state_dir)

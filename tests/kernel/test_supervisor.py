@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -88,6 +89,20 @@ def test_a_killed_daemon_is_started_again(tiny: Tiny) -> None:
         assert unmount.status(tiny.place, tiny.directory)["restarts"] == round_
         assert sorted(os.listdir(tiny.place)) == []
     assert tiny.start().returncode == 7
+
+
+def test_a_volume_that_broke_is_replaced_by_one_from_its_log(tiny: Tiny) -> None:
+    """It would go on with whatever it was left with, or send nothing any more and say nothing either."""
+    assert tiny.start().returncode == 0
+    before = tiny.record()
+    with contextlib.suppress(OSError):  # cut off, where the daemon has ended before it answered
+        (tiny.place / "boomtick").exists()
+    wait_for(
+        lambda: tiny.record().pid != before.pid and tiny.state() == runtime.MOUNTED, 30, "another daemon"
+    )
+    assert "boom, as the test asked" in Path(before.log).read_text()
+    assert tiny.record().restarts == 1
+    (tiny.place / "d").mkdir()
 
 
 def test_a_killed_daemon_is_started_again_without_its_records(tiny: Tiny) -> None:

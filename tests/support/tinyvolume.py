@@ -3,8 +3,8 @@
 A name that begins with `slow<ms>` parks: its first lookup for that time, and every fsync of it; with
 `slow<ms>told` the kernel is told meanwhile to forget a name in the same directory. One that begins with
 `held` parks in the same way until the file `go` exists, `heldsync` only its fsyncs. `boom` raises
-ValueError in lookup, `hang<ms>` blocks the thread itself. Anything else behaves. Not a model of the
-real volume's rules.
+ValueError in lookup, `boomtick` at the next tick, `hang<ms>` blocks the thread itself. Anything else behaves.
+Not a model of the real volume's rules.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class TinyVolume:
         self.held: list[Want] = []
         self.nodes = {7: TinyInode(7, 0o40755, 0, 0, 7)}
         self.counter = 100
+        self.broken = False
         self.recovered: object = None
         self.handles: dict[int, int] = {}
         self.timers: list[tuple[float, Want]] = []
@@ -113,6 +114,7 @@ class TinyVolume:
     def lookup(self, parent: int, name: bytes, *caller: object) -> TinyInode | None:
         if name == b"boom":
             raise ValueError("boom, as the test asked")
+        self.broken |= name == b"boomtick"
         hang = _HANG.match(name)
         if hang:
             threading.Event().wait(int(hang[1]) / 1000)
@@ -252,6 +254,8 @@ class TinyVolume:
         return
 
     def tick(self, now: float) -> None:
+        if self.broken:
+            raise ValueError("boom, as the test asked")
         for at, want in self.timers:
             if now >= at:
                 want.end()

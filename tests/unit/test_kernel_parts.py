@@ -31,6 +31,9 @@ from fsd.kernel.stop import MERGE, Drained, Stopper, quiet
 from fsd.kernel.supervisor import Supervisor
 from fsd.model.errors import HistoryChanged, Unavailable
 from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
+from fsd.vfs.commit import CommitJob
+from fsd.vfs.loads import AskJob
+from fsd.vfs.log import SyncJob
 from fsd.vfs.types import Invalidation, Want
 
 
@@ -45,6 +48,29 @@ class Clock:
 def make_machine(clock: Clock, io_timeout: float = 5.0) -> Machine:
     host = replace(Host(), monotonic=clock)
     return Machine(cast(Any, TinyVolume()), cast(Any, None), cast(Any, None), Scheduler(), host, io_timeout)
+
+
+class TestBroken:
+    @pytest.mark.parametrize(
+        ("job", "error", "broke"),
+        [
+            (CommitJob(cast(Any, None)), KeyError("x"), True),
+            (SyncJob(frozenset(), (), Path(), Host()), AssertionError(), True),
+            (CommitJob(cast(Any, None)), OSError("the disk"), False),
+            (AskJob(()), KeyError("x"), False),
+        ],
+    )
+    def test_what_may_be_half_changed_is_left(self, job: Any, error: Exception, broke: bool) -> None:
+        machine, told = make_machine(Clock()), list[BaseException]()
+        machine.broke = told.append
+
+        def finish(job: object, result: object) -> None:
+            raise error
+
+        cast(Any, machine.volume).finish = finish
+        with pytest.raises(type(error)):
+            machine._finish(job, None)
+        assert told == [error] * broke
 
 
 class TestSender:
