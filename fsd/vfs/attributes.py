@@ -115,6 +115,8 @@ class AttributeCalls(Calls):
             self._xattr(node, CAPABILITY, None)
 
     def _xattr(self, node: Inode, name: bytes, value: bytes | None) -> None:
+        if value is not None and (node.xattrs or {}).get(name) == value:
+            return  # as on a disk: nothing changes, no time either
         if not node.gone:
             self.room(RECORD_ROOM + len(value or b""))
         time = self.core.stamp()
@@ -156,8 +158,10 @@ class AttributeCalls(Calls):
         if not keeps_set_gid:
             mode &= ~stat.S_ISGID
         stored = None if acl.is_mode(given) else value
-        puts = stored is not None or name in (node.xattrs or ())
-        if not puts and mode == node.mode:
+        before = (node.xattrs or {}).get(name)
+        puts = stored is not None or before is not None
+        same = not puts or (before is not None and acl.shown(before, node.mode) == stored)
+        if same and mode == node.mode:
             return  # no record, so no new ctime: a disk moves none either
         if not node.gone:
             self.room(3 * RECORD_ROOM + len(value))
