@@ -10,13 +10,11 @@ from starlette.responses import Response
 
 from fsd.meta.database import Tx
 from fsd.model.errors import UsageError
-from fsd.model.limits import JSON_BODY_MAX
 from fsd.server.context import (
     Context,
     context,
     flag,
     idempotent_call,
-    is_large,
     only,
     read_json,
     send,
@@ -82,8 +80,6 @@ def change(
 async def act(request: Request) -> Response:
     """One change of names or attributes, in one commit; with `dry_run` it is only checked."""
     ctx = context(request)
-    if is_large(request, JSON_BODY_MAX):
-        await ctx.who(request)
     body, raw = await read_json(request)
     name = string(body, "action")
     if name not in _ACTIONS:

@@ -51,6 +51,7 @@ AUTH_AFTER_BODY: Final = 256 * KIB  # a body this small is read before its token
 PARSE_INLINE: Final = 64 * KIB  # a JSON body this small is parsed on the event loop
 JSON_TYPE: Final = "application/json"
 HELD: Final = "fsd.held"  # in a request's scope: the slot of its large body
+KNOWN: Final = "fsd.known"  # and that its token, or the admin key, was looked at and found good
 _SPAN_MAX: Final = 1e15  # seconds; whatever is meant, it is less
 
 
@@ -89,11 +90,16 @@ class Context:
 
     def is_admin(self, request: Request) -> bool:
         """Compared in constant time."""
-        return hmac.compare_digest(bearer(request).encode(), self.admin_key.encode())
+        found = hmac.compare_digest(bearer(request).encode(), self.admin_key.encode())
+        if found:
+            request.scope[KNOWN] = True
+        return found
 
     def authenticate(self, request: Request) -> tuple[FsRef, Grant]:
         """Whose token the request carries, for the filesystem in its path. Blocks: call it inside `run`."""
-        return self.service.tokens.authenticate(bearer(request), request.path_params.get("id"))
+        found = self.service.tokens.authenticate(bearer(request), request.path_params.get("id"))
+        request.scope[KNOWN] = True
+        return found
 
     def recall(self, request: Request) -> tuple[FsRef, Grant]:
         """As `authenticate`, before a change whose transaction looks at the token itself: `Tokens.recall`."""
@@ -223,8 +229,10 @@ async def receive_body(request: Request, limit: int) -> bytes | bytearray:
 
 
 async def read_json(request: Request, *, exact: bool = False) -> tuple[dict[str, Any], bytes]:
-    """The body as a strict JSON object, and its bytes. One that `is_large` is read only for somebody who was
-    authenticated: the caller's part."""
+    """The body as a strict JSON object, and its bytes. One that `is_large` is read only for somebody whose
+    token is good, whatever the caller looked at before: a few unknown ones would hold all its slots."""
+    if KNOWN not in request.scope and is_large(request, JSON_BODY_MAX):
+        await context(request).who(request)
     await hold_large(request, JSON_BODY_MAX)
     raw = await read_body(request, JSON_BODY_MAX)
     if len(raw) <= PARSE_INLINE:
