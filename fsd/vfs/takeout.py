@@ -18,6 +18,7 @@ from fsd.host.files import fsync_dir, make_dirs_durable, write_all
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, IntegrityError
 from fsd.model.limits import MIB
+from fsd.model.names import conflict_name
 from fsd.model.ops import RENAME_EXCHANGE, Create, Op, Rename, Rmdir, Unlink
 from fsd.remote.api import Remote
 from fsd.vfs.aside import put_aside
@@ -84,6 +85,7 @@ class _TakeOut:
         self.names = _names([replay.ops[opno] for opno in sorted(replay.ops)])
         self._paths = paths
         self._known: dict[int, bytes] | None = None
+        self._by_path: dict[bytes, int] | None = None
         self._entered: dict[Path, None] = {}  # directories with new entries, made durable once, at the end
         self.taken = Taken()
 
@@ -95,23 +97,19 @@ class _TakeOut:
                 nodes.append(stub(self.core, ino, past))
                 refly(self.volume, replay, ino, past, flights)
         driver = None if remote is None else Driver(self.volume, remote, cache)
-        for ino, where in self.names.items():
-            op = self.made[ino]
-            if stat.S_ISDIR(op.mode):
-                _make(self.place(*where))
-            elif op.target is not None:
-                link = self.place(*where)
-                self.enter(link.parent)
-                try:
-                    os.symlink(op.target, link)
-                except FileExistsError as exc:
-                    raise _there(link) from exc
-        for node in nodes:
-            assert node.where is not None
-            place = self.place(*node.where)
+        directories, files, links = self.places(nodes)
+        for directory in directories:
+            _make(directory)
+        for node, place in files:
             self.taken.files.append(str(place))
             if not self.write(driver, node, place):
                 self.taken.incomplete.append(str(place))
+        for target, link in links:  # last: nothing is written through one
+            self.enter(link.parent)
+            try:
+                os.symlink(target, link)
+            except FileExistsError as exc:
+                raise _there(link) from exc
         for directory in self._entered:
             fsync_dir(directory)
         numbers = {flight.opno for flight in flights.values()}
@@ -120,18 +118,66 @@ class _TakeOut:
         )
         return self.taken
 
+    def places(
+        self, nodes: list[Inode]
+    ) -> tuple[list[Path], list[tuple[Inode, Path]], list[tuple[bytes, Path]]]:
+        """Where the directories, files and links go, each to a place of its own. What the server tells of
+        directories may be newer than the log: of two that come to one place the later gets a name beside."""
+        directories: list[Path] = []
+        links: list[tuple[bytes, Path]] = []
+        needed: set[Path] = set()
+        for ino, where in self.names.items():
+            op = self.made.get(ino)
+            if op is not None and stat.S_ISDIR(op.mode):
+                directories.append(self.place(*where))
+            elif op is not None and op.target is not None:
+                links.append((op.target, self.place(*where)))
+        files = [(node, self.place(*node.where)) for node in nodes if node.where is not None]
+        for place in (*directories, *(at.parent for _, at in files), *(at.parent for _, at in links)):
+            needed.update((place, *place.parents))
+
+        def own(place: Path, time: int) -> Path:
+            at, attempt = place, 0
+            while at in needed:
+                name = conflict_name(os.fsencode(place.name), self.core.options.hostname, time, attempt)
+                at, attempt = place.with_name(os.fsdecode(name)), attempt + 1
+            needed.add(at)
+            return at
+
+        placed = [(node, own(at, node.mtime)) for node, at in files]
+        return directories, placed, [(target, own(at, self.replay.newest)) for target, at in links]
+
     def place(self, parent: int, name: bytes) -> Path:
         """Where an entry of the directory `parent` goes."""
         parts: list[bytes] = [name]
         seen: set[int] = set()
-        while parent in self.names and parent not in seen:
+        while parent not in seen:
             seen.add(parent)
-            parent, above = self.names[parent]
-            parts.append(above)
+            if parent in self.names:
+                parent, above = self.names[parent]
+                parts.append(above)
+            else:
+                parent, between = self.moved_above(parent)
+                parts += between
         path = self.known().get(self.replay.wire.out(parent))
         top = path.split(b"/") if path is not None else [b"directory-%x" % parent]
         clean = [part for part in (*top, *reversed(parts)) if part not in (b"", b".", b"..")]
         return self.target.joinpath(*map(os.fsdecode, clean))
+
+    def moved_above(self, directory: int) -> tuple[int, list[bytes]]:
+        """The lowest directory above one of the server's that the operations move, with the names from it
+        down, the last first; else the directory itself."""
+        if self._by_path is None:
+            self._by_path = {path: ino for ino, path in self.known().items()}
+        path, names = self.known().get(self.replay.wire.out(directory), b"").rstrip(b"/"), list[bytes]()
+        while path:
+            path, _, name = path.rpartition(b"/")
+            names.append(name)
+            above = self._by_path.get(path or b"/")
+            local = self.replay.wire.known(above) if above is not None else None
+            if local in self.names:
+                return local, names
+        return directory, []
 
     def enter(self, directory: Path) -> None:
         """Have `directory`, for an entry in it."""
@@ -180,20 +226,18 @@ class _TakeOut:
 
 
 def _names(ops: list[Op | Flown | Reserved]) -> dict[int, tuple[int, bytes]]:
-    """Where what the operations make is in the end, by inode: directory and name. What was removed is not."""
+    """Where what the operations make or move is in the end, by inode: directory and name. What was removed is
+    not."""
     found: dict[int, tuple[int, bytes]] = {}
-    made: set[int] = set()
     for op in ops:
         if isinstance(op, Create):
-            made.add(op.ino)
             found[op.ino] = (op.parent, op.name)
         elif isinstance(op, Rename):
-            if op.over in found and found[op.over] == (op.new_parent, op.new_name):
+            if op.flags & RENAME_EXCHANGE:
+                found[op.over] = (op.parent, op.name)
+            elif found.get(op.over) == (op.new_parent, op.new_name):
                 del found[op.over]
-                if op.flags & RENAME_EXCHANGE:
-                    found[op.over] = (op.parent, op.name)
-            if op.ino in made:
-                found[op.ino] = (op.new_parent, op.new_name)
+            found[op.ino] = (op.new_parent, op.new_name)
         elif isinstance(op, Unlink | Rmdir) and found.get(op.ino) == (op.parent, op.name):
             del found[op.ino]
     return found
