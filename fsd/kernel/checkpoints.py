@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel import syncer
+from fsd.kernel.opening import Limit
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.model.limits import (
@@ -71,9 +72,8 @@ class Checkpoints:
                     hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
                     details=_undrained(missing),
                 )
-            with trio.move_on_at(min(end, trio.current_time() + SYNC_TIMEOUT)) as scope:
-                await self._empty_mappings()
-            if scope.cancelled_caught:
+            limit = Limit(min(end - trio.current_time(), SYNC_TIMEOUT))
+            if not await limit.covers(self._empty_mappings):
                 missing.append({"path": "", "reason": MAPPINGS})
                 if not partial_too:
                     raise NotDrained(MAPPINGS, details=_undrained(missing))

@@ -272,12 +272,13 @@ class Daemon:
         opened: list[Volume] = []
         failed: list[FsdError] = []
 
+        async def once() -> None:
+            opened.append(await trio.to_thread.run_sync(opening, abandon_on_cancel=True))
+
         async def open_it(scope: trio.CancelScope) -> None:
             while not opened and not failed:
                 try:
-                    with limit.scope() as ends:
-                        opened.append(await trio.to_thread.run_sync(opening, abandon_on_cancel=True))
-                    if ends.cancelled_caught:
+                    if not await limit.covers(once):
                         failed.append(limit.over(self.place, options.ready_timeout))
                 except LeaseHeld as exc:
                     if options.host.monotonic() + LEASE_RETRY > lease_deadline:
@@ -286,11 +287,9 @@ class Daemon:
                     self._waiting_for(exc)
                     await trio.sleep(LEASE_RETRY)
                 except (Unavailable, Busy) as exc:
-                    if trio.current_time() + OPEN_RETRY > limit.deadline:
-                        failed.append(exc)
-                        continue
                     self._waiting_for(exc)
-                    await trio.sleep(OPEN_RETRY)
+                    if not await limit.pause(OPEN_RETRY):
+                        failed.append(exc)
                 except FsdError as exc:
                     failed.append(exc)
             scope.cancel()
@@ -400,13 +399,14 @@ class Daemon:
             os.stat(self.place)
             return self.read_only() or os.access(self.place, os.W_OK)
 
-        with trio.move_on_after(self.options.ready_timeout) as scope:
+        async def seen() -> None:
             if not await trio.to_thread.run_sync(look, abandon_on_cancel=True):
                 self.start.channel.say(
                     f"note: the top of {self.place} is not writable for you; with the token in hand, "
                     f"`fsd chmod 1777 {show(self.options.remote_path)}` changes that"
                 )
-        if scope.cancelled_caught:
+
+        if not await Limit(self.options.ready_timeout).covers(seen):
             raise Unavailable(f"a stat of {self.place} was not answered", hint="see the log")
 
     def update(self, **changes: Any) -> None:
