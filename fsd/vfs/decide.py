@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from fsd.host.files import fsync_dir
+from fsd.host.files import fsync_dir, make_dirs_durable
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, FsdError, IntegrityError
 from fsd.model.limits import MIB
 from fsd.model.names import show
-from fsd.model.ops import CONTENT, CREATE, Op, decode_one
+from fsd.model.ops import CONTENT, Content, Create, Op, decode_one
 from fsd.vfs.refused import DIRECTORY
 
 ENTRY = "entry"
@@ -107,26 +107,46 @@ class Exported(NamedTuple):
 
 
 def export(found: list[Kept], target: Path) -> Exported:
-    """Write the content of refused changes below `target` under their paths. What is there already is never
-    replaced: `Conflict`. Durable on return. The entries stay."""
+    """Write the content of refused changes below `target` under their paths, and the directories and symlinks
+    that were to be made. What is there already is never replaced: `Conflict`. Durable on return. The entries
+    stay."""
     made = Exported([], [])
+    links: list[tuple[Kept, bytes]] = []
     for one in found:
-        if one.op.kind == CREATE and stat.S_ISDIR(one.mode):
-            _inside(target, one.path).mkdir(parents=True, exist_ok=True)
-        if one.op.kind != CONTENT:
-            continue
-        # A name may have been refused more than once; the number tells them apart.
-        place = _inside(target, one.path)
-        if os.path.lexists(place):
-            place = place.with_name(f"{place.name}.refused-{one.place.name}")
-        if os.path.lexists(place):
-            raise Conflict(f"{place} exists", hint="export into an empty directory")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _copy(one, place)
-        made.files.append(str(place))
-        if one.lacking:
-            made.incomplete.append(str(place))
+        if isinstance(one.op, Create) and stat.S_ISDIR(one.op.mode):
+            _make(_inside(target, one.path))
+        elif isinstance(one.op, Create) and one.op.target is not None:
+            links.append((one, one.op.target))
+        elif isinstance(one.op, Content):
+            place = _free(one, target)
+            _copy(one, place)
+            made.files.append(str(place))
+            if one.lacking:
+                made.incomplete.append(str(place))
+    for one, pointed in links:  # last: nothing is written through one
+        place = _free(one, target)
+        os.symlink(pointed, place)
+        fsync_dir(place.parent)
     return made
+
+
+def _free(one: Kept, target: Path) -> Path:
+    """Where it goes, with all above. A name may have been refused more than once: the number tells them
+    apart."""
+    place = _inside(target, one.path)
+    if os.path.lexists(place):
+        place = place.with_name(f"{place.name}.refused-{one.place.name}")
+    if os.path.lexists(place):
+        raise Conflict(f"{place} exists", hint="export into an empty directory")
+    _make(place.parent)
+    return place
+
+
+def _make(directory: Path) -> None:
+    try:
+        make_dirs_durable(directory, 0o777)
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise Conflict(f"{directory} exists", hint="export into an empty directory") from exc
 
 
 def _inside(target: Path, path: bytes) -> Path:
