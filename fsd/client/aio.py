@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
 
 from fsd.client.checkpoints import AnyWriter, Blobs, Checkpoints, Instances, JsonObject, Kind, Lease
 from fsd.client.contract import Writer
-from fsd.client.library import FileSystem, LocalPath, Path, open_http
+from fsd.client.library import Bytes, FileSystem, LocalPath, Path, open_http
 from fsd.client.transfer import CopyResult
 from fsd.model.limits import ASYNC_CALLS
 
@@ -335,7 +335,7 @@ class AsyncFileSystem(_Part):
     async def write(
         self,
         path: Path,
-        data: bytes | BinaryIO,
+        data: Bytes | BinaryIO,
         *,
         append: bool = False,
         overwrite: bool = True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final, Literal, TypeAlias
@@ -18,9 +19,11 @@ from fsd.client.http import BytesBody, Query
 from fsd.client.sources import LocalChanged, LocalFile
 from fsd.model.errors import (
     CheckpointDuplicateId,
+    CheckpointInvalidEntry,
     FsdError,
     IntegrityError,
     InvalidBlob,
+    InvalidRange,
     MissingBlob,
     Unavailable,
     UsageError,
@@ -137,6 +140,7 @@ class Checkpoints:
     def append(self, checkpoint: JsonObject, *, expected_head_id: str | None, writer: AnyWriter) -> str:
         """Add a checkpoint and make it the head; its id. One that is there already and equal is a success:
         it was an earlier try's whose answer got lost."""
+        _check_created(checkpoint.get("createdAt"))
         body = {
             "checkpoint": checkpoint,
             "expectedHeadId": expected_head_id,
@@ -177,6 +181,7 @@ class Checkpoints:
         writer: AnyWriter,
     ) -> JsonObject:
         """Copy a checkpoint and its conversation into an empty thread, whose writer is given; the new one."""
+        _check_created(created_at)
         body = {
             "sourceThreadId": source_thread_id,
             "sourceCheckpointId": source_checkpoint_id,
@@ -191,6 +196,8 @@ class Checkpoints:
     def sweep(self, *, older_than_ms: float | None = None) -> Sequence[str]:
         """Delete the blobs that no checkpoint uses and that are older (None: than a day); their keys. Raises
         `InvalidRange`."""
+        if older_than_ms is not None and not math.isfinite(older_than_ms):
+            raise InvalidRange("olderThanMs is a finite number of 0 or more")
         body = {} if older_than_ms is None else {"olderThanMs": older_than_ms}
         found: Sequence[str] = self._call("sweep", body)["deleted"]
         return found
@@ -204,6 +211,12 @@ class Checkpoints:
 
     def save_thread(self, thread_id: str, messages: Sequence[Any]) -> None:
         self._call("saveThread", {"threadId": thread_id, "messages": messages})
+
+
+def _check_created(value: object) -> None:
+    """A time that JSON has no form for never comes to the server, which refuses all other bad ones."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise CheckpointInvalidEntry("createdAt is a finite number of milliseconds")
 
 
 def _as_stored(checkpoint: JsonObject) -> JsonObject:

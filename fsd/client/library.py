@@ -29,6 +29,7 @@ from fsd.model.errors import UsageError
 
 Path: TypeAlias = str | bytes
 LocalPath: TypeAlias = str | bytes | os.PathLike[str]
+Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 class FileSystem:
@@ -69,7 +70,7 @@ class FileSystem:
     def write(
         self,
         path: Path,
-        data: bytes | BinaryIO,
+        data: Bytes | BinaryIO,
         *,
         append: bool = False,
         overwrite: bool = True,
@@ -78,10 +79,9 @@ class FileSystem:
     ) -> JsonObject:
         """Write a whole file (or append to it): visible and durable when this returns; its stat object.
         Missing directories are made. `if_match` is the revision the file must still have. Raises
-        `Conflict`."""
-        body: Body = BytesBody(data) if isinstance(data, bytes) else StreamBody(data, b"the stream")
+        `Conflict`; `TypeError` for a text."""
         options = PutOptions(overwrite=overwrite, append=append, mode=mode, if_match=if_match)
-        return self._files.write(_raw(path), body, options)
+        return self._files.write(_raw(path), _body(data), options)
 
     def stat(self, path: Path, *, follow: bool = True) -> JsonObject:
         """What is at a path; raises `NotFound`."""
@@ -120,6 +120,14 @@ def _raw(path: Path) -> bytes:
     if not raw.startswith(b"/"):
         raise UsageError(f"a remote path is absolute: {path!r}", hint="begin it with '/'")
     return raw
+
+
+def _body(data: Bytes | BinaryIO) -> Body:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return BytesBody(bytes(data))
+    if not hasattr(data, "read"):
+        raise TypeError(f"what is written is bytes or an open binary file, not {type(data).__name__}")
+    return StreamBody(data, b"the stream")
 
 
 def _local_dir(local: LocalPath) -> bytes:

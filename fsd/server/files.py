@@ -108,7 +108,7 @@ async def get_file(request: Request) -> Response:
     """The bytes of a file, or a range of them, of one state; with `holes=0` the data alone."""
     ctx = context(request)
     path, at = path_of(request), at_of(request.query_params)
-    sparse = request.query_params.get("holes") == "0"
+    sparse = bool(request.query_params.get("holes")) and not query_flag(request, "holes")
     match = request.headers.get("if-match")
     wanted = None if match is None or match.strip() == "*" else read_revision(match, "If-Match")
 

@@ -86,6 +86,12 @@ def test_files_are_written_read_and_listed(fs: FileSystem, tmp_path: Path) -> No
         fs.write("/notes/a.txt", b"x", overwrite=False)
     with pytest.raises(Conflict):
         fs.write("/notes/a.txt", b"x", if_match=stat["revision"])
+    fs.write("/notes/a.txt", memoryview(bytearray(b" of all")), append=True)
+    assert fs.read("/notes/a.txt") == b"hello world of all"
+    fs.write("/notes/a.txt", bytearray(b"new"))
+    assert fs.read("/notes/a.txt") == b"new"
+    with pytest.raises(TypeError, match="not str"):
+        fs.write("/notes/a.txt", "text")  # type: ignore[arg-type]
     assert [entry["name"] for entry in fs.list("/", recursive=True)] == ["notes", "a.txt"]
     fs.rename("/notes/a.txt", "/notes/b.txt")
     fs.make_dir("/notes/below")
@@ -176,9 +182,25 @@ def test_refusals_are_exceptions_by_code(fs: FileSystem) -> None:
         (WriterConflict, lambda: there.keep_newest("t", 1)),
         (WriterLost, lambda: there.delete_head("t", "a", writer={**lease.fields, "fence": 99})),
         (InvalidRange, lambda: there.sweep(older_than_ms=-1)),
+        (InvalidRange, lambda: there.sweep(older_than_ms=float("inf"))),
+        (
+            CheckpointInvalidEntry,
+            lambda: there.append(checkpoint("b", createdAt=float("nan")), expected_head_id="a", writer=lease),
+        ),
         (
             UsageError,
-            lambda: there.append(checkpoint("b", createdAt=float("nan")), expected_head_id="a", writer=lease),
+            lambda: there.append(checkpoint("b", extra=float("nan")), expected_head_id="a", writer=lease),
+        ),
+        (
+            CheckpointInvalidEntry,
+            lambda: there.fork_from_checkpoint(
+                source_thread_id="t",
+                source_checkpoint_id="a",
+                destination_thread_id="u",
+                destination_checkpoint_id="f",
+                created_at=float("-inf"),
+                writer=lease,
+            ),
         ),
         (
             ForkSourceNotFound,

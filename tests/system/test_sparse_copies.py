@@ -157,6 +157,13 @@ def test_ranges_that_are_none_change_nothing(shared_fs: TestFs, files: Files, at
     assert b"".join(files.read(b"/f")) == b"before"
 
 
+@pytest.mark.parametrize(("holes", "status"), [("1", 200), ("", 200), ("no", 400), ("2", 400), ("-0", 400)])
+def test_holes_are_left_out_or_not(shared_fs: TestFs, holes: str, status: int) -> None:
+    assert shared_fs.ask("PUT", "/files/h?size=3000000&data=0-3", b"data").status == 200
+    answer = shared_fs.ask("GET", f"/files/h?holes={holes}")
+    assert (answer.status, "x-fsd-data" in answer.headers) == (status, False)
+
+
 def test_a_key_is_for_one_content(shared_fs: TestFs, files: Files) -> None:
     key = {"Idempotency-Key": "sparse-1"}
     first = shared_fs.ask("PUT", "/files/k?size=3000000&data=2000000-2000003", b"data", headers=key)
