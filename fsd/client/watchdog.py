@@ -39,14 +39,21 @@ class Watchdog:
         with self._changed:
             self._due[sock] = self._clock() + seconds
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
-                self._thread.start()
+                self._begin()
             self._changed.notify()
         try:
             yield
         finally:
             with self._changed:
                 self._due.pop(sock, None)
+
+    def _begin(self) -> None:
+        """Where the system has no thread to give, what is timed now has the socket's own time-out alone; the
+        next tries again."""
+        thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def _work(self) -> None:
         with self._changed:

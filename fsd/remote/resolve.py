@@ -51,12 +51,7 @@ class Resolver:
         with self._lock:
             if self._fresh:
                 return self._known
-            flight = self._flight
-            if flight is None:
-                flight = self._flight = _Flight()
-                threading.Thread(
-                    target=self._look_up, args=(flight,), name="fsd-resolve", daemon=True
-                ).start()
+            flight = self._flight or self._begin()
         flight.done.wait(max(0.0, timeout))
         with self._lock:
             if self._known:
@@ -65,6 +60,19 @@ class Resolver:
             f"the name {self._host!r} does not resolve: {flight.error or 'no answer in time'}",
             hint="check the endpoint's name and the resolver (/etc/resolv.conf)",
         )
+
+    def _begin(self) -> _Flight:
+        """A lookup under way; one that has failed where the system has no thread to give. Under the lock."""
+        flight = _Flight()
+        thread = threading.Thread(target=self._look_up, args=(flight,), name="fsd-resolve", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            flight.error = str(exc)
+            flight.done.set()
+            return flight
+        self._flight = flight
+        return flight
 
     def doubt(self) -> None:
         """Connecting to what was returned failed: ask anew next time."""
