@@ -266,9 +266,15 @@ class Daemon:
         def told(text: str) -> None:
             trio_token.run_sync_soon(limit.went_on, text, options.ready_timeout)
 
-        opening = partial(
-            open_volume, self._volume_options(), options.host, self.remote, self.cache, told=told
-        )
+        steps: set[str] = set()
+
+        def reached(step: str) -> None:
+            if step not in steps:  # one that is only taken again is no progress
+                steps.add(step)
+                told(step)
+
+        of_this = self._volume_options(), options.host, self.remote, self.cache
+        opening = partial(open_volume, *of_this, told=told, reached=reached)
         opened: list[Volume] = []
         failed: list[FsdError] = []
 

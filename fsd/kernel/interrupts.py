@@ -7,9 +7,10 @@ that asks a program to end (Ctrl-C, say) and that it handles itself is answered 
 call has been done yet: a program in Python or a shell would else hang for as long as the server does. Not so
 an fsync or a close: databases take an error there for lost data.
 
-For read, write and other calls on a handle pyfuse3 tells no caller, only the process that opened the handle
-is known. When that one is gone the handle was inherited and somebody else waits: such a request is left
-alone, since an EINTR would hit a healthy program.
+For read, write and other calls on a handle pyfuse3 tells no caller: who that is `requests` has seen, and what
+the kernel writes from pages is nobody's call. When that thread is gone nobody waits in it: such a request was
+asynchronous (io_submit, pages read ahead) and is left alone, since an EINTR could hit a healthy program.
+Where requests are not seen only the process that opened the handle is known, and the same holds of it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Loop(Protocol):
 @dataclass(slots=True, eq=False)
 class Parked:
     """One waiter. `wake(None)` when the want ended, `wake(error)` to end the waiting early; `pid` is the
-    process that waits (0: unknown), `inherited` when it is only the one that opened the handle. `undone`:
+    thread that waits (0: unknown), `inherited` when it may be gone and somebody wait all the same. `undone`:
     nothing of its call has happened yet. `request`: the kernel waits for the answer. `since` and `deadline`
     are seconds of `Machine.clock`."""
 

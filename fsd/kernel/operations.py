@@ -148,7 +148,7 @@ class FsdOperations(pyfuse3.Operations):
         since = machine.clock()
         caller = args[-1] if args else None
         inherited = not hasattr(caller, "pid")
-        pid = self._openers.get(args[0], 0) if inherited else caller.pid  # type: ignore[union-attr]
+        pid = self._caller(args[0]) if inherited else caller.pid  # type: ignore[union-attr]
         while True:
             try:
                 await machine.wait(
@@ -173,6 +173,15 @@ class FsdOperations(pyfuse3.Operations):
                 park = exc.with_traceback(None)
             except Exception as exc:  # noqa: BLE001 - translated, never swallowed
                 raise translated(exc, body.__name__) from None
+
+    def _caller(self, fh: int) -> int:
+        """The thread that made the call on a handle whose handler was called, and nothing else since; where
+        requests are not seen the one that opened it. Nobody (0) where pages of a mapping are written: they
+        would be lost with whoever has them written."""
+        if not self.told_of_privileges:
+            return self._openers.get(fh, 0)
+        change = newest()
+        return 0 if change.from_pages else change.pid
 
     def answer_ahead(self) -> Callable[[], None] | None:
         """Have what the kernel is about to ask answered without a handler (`requests`). The loop then calls
@@ -394,7 +403,7 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def write_file(self, fh: int, offset: int, data: bytes, change: Change | None) -> int:
-        mapped = fh >= MAPPED  # and so no handle whose opener `parked` would look after: the kernel waits
+        mapped = fh >= MAPPED
         if mapped:
             fh -= MAPPED
         try:

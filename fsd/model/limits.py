@@ -139,7 +139,8 @@ PATIENCE_FIRST: Final = 5.0
 PATIENCE_OF_TOOK: Final = 4.0  # times what such requests lately took
 PATIENCE_BYTES: Final = 512 * KIB  # so many bytes of a body are given a second
 CONTROL_TIMEOUT: Final = 30.0  # a client's small calls: session start, end, report
-FEED_SLACK: Final = 10.0  # what a feed page may take beyond its wait
+FEED_SLACK: Final = 10.0  # what a feed page may take beyond its wait, and where other answers are slow
+FEED_SLACK_MAX: Final = 60.0
 
 # Direct commands.
 JSON_ANSWER_MAX: Final = 64 * MIB

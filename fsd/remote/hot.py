@@ -26,10 +26,12 @@ from fsd.model.limits import (
     CONNECT_TIMEOUT,
     CONTROL_TIMEOUT,
     FEED_SLACK,
+    FEED_SLACK_MAX,
     FEED_WAIT_MAX,
     JSON_BODY_MAX,
     KIB,
     NS_ANSWER_MAX,
+    PATIENCE_OF_TOOK,
     SENT_AT_ONCE_MAX,
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
@@ -107,7 +109,7 @@ class HttpRemote:
         self._starting: tuple[SessionInfo, str] | None = None
         self._state = options.state
         self._health = Health(reachable=False, rtt_ms=None)
-        self._patience: defaultdict[str, Patience] = defaultdict(Patience)  # by kind of request
+        self._patience: defaultdict[str, Patience] = defaultdict(lambda: Patience(self._took()))  # by kind
 
     @property
     def endpoint(self) -> str:
@@ -117,6 +119,10 @@ class HttpRemote:
     def health(self) -> Health:
         """How the last call went; for `status`."""
         return self._health
+
+    def _took(self) -> float:
+        """Seconds the newest answer took that was not to be waited for."""
+        return (self._health.rtt_ms or 0.0) / 1e3
 
     def close(self) -> None:
         """End every connection; calls under way in other threads end with `Unavailable`, later ones too."""
@@ -353,7 +359,9 @@ class HttpRemote:
         path = f"/changes?after={after}&session={session}&wait={wait:g}&root={root}"
         path += f"&known={known.seq}&known_at={known.at}"
         path += "" if asked is None else f"&asked={asked}"
-        raw = self._call("GET", path, [], wait + FEED_SLACK, NS_ANSWER_MAX, timed=False)
+        # A server that is slow is slow here too, as the first page is waited for before a mount is ready.
+        slack = min(max(FEED_SLACK, PATIENCE_OF_TOOK * self._took()), FEED_SLACK_MAX)
+        raw = self._call("GET", path, [], wait + slack, NS_ANSWER_MAX, timed=False)
         return self._decoded(read_feed, raw)
 
     def _blobs_once(self, asked: list[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:

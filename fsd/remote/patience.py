@@ -17,8 +17,9 @@ DOUBLINGS = 8
 class Patience:
     """For one kind of request. Any thread: a lost update costs a wrong guess."""
 
-    def __init__(self) -> None:
-        self._took = 0.0  # seconds; rises at once, falls slowly
+    def __init__(self, took: float = 0.0) -> None:
+        """`took`: seconds an answer of another kind lately took, which is all that is known of this one."""
+        self._took = took  # seconds; rises at once, falls slowly
         self._silences = 0
 
     def within(self, size: int) -> float:

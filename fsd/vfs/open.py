@@ -39,15 +39,17 @@ def open_volume(
     *,
     patience: float = 60.0,
     told: Told | None = None,
+    reached: Told | None = None,
 ) -> Volume:
     """Blocks (network, disk). Raises `Busy` when the state is in use, `NotDrained` or what the server said
     when an earlier run's changes cannot be sent; they stay. `patience`: seconds without progress before
-    that; `told` hears of progress. `volume.recovered` says what was sent for an earlier run."""
+    that; `told` hears of progress, `reached` of each of the few answers a mount begins with, again where it
+    was called again. `volume.recovered` says what was sent for an earlier run."""
     lock = prepare(options)
     try:
         left = recover(options, host, remote, cache, patience=patience, told=told)
         with usable(options.state_dir):
-            volume = _start(options, host, remote, lock, left)
+            volume = _start(options, host, remote, lock, left, reached or (lambda step: None))
         volume.recovered = left.report
         return volume
     except BaseException:
@@ -137,17 +139,21 @@ def segment_size(options: VolumeOptions) -> int:
     return min(options.segment_size, max(MIB, size // 8))
 
 
-def _start(options: VolumeOptions, host: Host, remote: Remote, lock: int, left: Left) -> Volume:
+def _start(
+    options: VolumeOptions, host: Host, remote: Remote, lock: int, left: Left, reached: Told
+) -> Volume:
     size = segment_size(options)
     core = Core(options, host, Log.create(options.state_dir, host, left.first, segment_size=size))
     try:
         core.refused = count_refused(options.state_dir)
         _find_root(core, remote)
+        reached("the server answers: the directory is found")
         if options.exclusive and left.held is not None:
             # The lease passes on.
             core.session, core.ticket, core.acked = left.held.session, left.held.ticket, left.held.next_op
         started: SessionStart = remote.start_session(session_info(core))
         core.session, core.ticket, core.fence, core.acked = started.session, started.ticket, started.fence, 1
+        reached("the server answers: the session has begun")
         if not options.exclusive:
             give_up(remote, left.held)
         replaced(remote, left.session)

@@ -16,6 +16,7 @@ import pytest
 from support.cli import command
 from support.parked import parked
 from support.processes import die_with_parent
+from support.proxy import FaultProxy, delay
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -64,6 +65,60 @@ def test_a_killed_reader_of_a_cut_server_is_gone(patient: Sandbox, server: Serve
         reader.kill()
         os.kill(server.pid, signal.SIGCONT)
         reader.wait(60)
+
+
+# Who prints its pid makes the call that waits for the server, once it is told to.
+_USER = """
+import mmap, os, sys, threading
+memory = mmap.mmap(-1, 4096)
+def opened_by_a_thread(flags):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(os.open(sys.argv[1], flags)))
+    thread.start()
+    thread.join()
+    return found[0]
+def call(what):
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+    what()
+"""
+_READ = "call(lambda: os.preadv(file, [memory], 0))"
+_SYNC = "os.write(file, b'x'); call(lambda: os.fsync(file))"
+USERS = [
+    f"file = {by}({flags})\n{before}{calls}"
+    for flags, calls in (("os.O_DIRECT", _READ), ("os.O_WRONLY", _SYNC))
+    for by, before in (
+        ("opened_by_a_thread", ""),
+        ("(lambda flags: os.open(sys.argv[1], flags))", "os.fork() and sys.exit(os.wait()[1])\n"),
+    )
+]
+
+
+def test_who_waits_on_a_handle_that_another_opened_can_be_killed(patient: Sandbox, server: Server) -> None:
+    """Opened by a thread that is gone, or by the parent, which is well: neither is who waits."""
+    filled(patient, len(USERS))
+    users = []
+    try:
+        for number, script in enumerate(USERS):
+            path = str(patient.mountpoint / f"d{number}" / f"f{number}")
+            argv = [sys.executable, "-c", _USER + script, path]
+            users.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        pids = [int(user.stdout.readline()) for user in users if user.stdout is not None]
+        os.kill(server.pid, signal.SIGSTOP)
+        for user in users:
+            assert user.stdin is not None
+            user.stdin.write("\n")
+            user.stdin.flush()
+        for pid in pids:
+            wait_for(lambda pid=pid: parked(pid), 30, "the call to wait")
+            os.kill(pid, signal.SIGKILL)
+        for user in users:
+            assert user.wait(60) != 0
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        for user in users:
+            user.kill()
+            user.communicate(timeout=60)
 
 
 @pytest.mark.long
@@ -233,6 +288,27 @@ def test_a_mount_waits_for_a_server_that_is_slow_to_come(box: Sandbox, server: S
     server.restart()
     mounting.join(60)
     assert os.path.ismount(box.mountpoint)
+
+
+@pytest.mark.long
+def test_a_server_that_takes_15_s_for_each_answer_is_mounted_and_written_to(
+    server: Server, tmp_path: Path
+) -> None:
+    """As long as it answers a mount goes on; the first page of the feed has as much time as the rest."""
+    with FaultProxy(server.url) as proxy:
+        box = Sandbox(tmp_path / "box", server.create(), endpoint=proxy.url)
+        try:
+            proxy.always(delay(15))
+            box.mount(timeout=300)
+            with open(box.mountpoint / "f", "wb") as file:
+                file.write(b"arrives")
+                file.flush()
+                os.fsync(file.fileno())
+            proxy.clear()
+            assert box.fsd("cat", "/f").stdout == "arrives"
+        finally:
+            proxy.clear()
+            box.close()
 
 
 def test_a_wrong_token_mounts_nothing(box: Sandbox) -> None:

@@ -28,6 +28,13 @@ def test_a_slow_server_is_given_time_and_trusted_again_slowly() -> None:
     assert patience.within(0) == PATIENCE_FIRST
 
 
+def test_of_a_kind_nobody_asked_yet_another_kind_tells() -> None:
+    patience = Patience(20.0)
+    assert patience.within(0) > 60
+    patience.answered(0.01)
+    assert patience.within(0) < 60
+
+
 def test_a_body_is_given_time_for_its_way_and_doublings_end() -> None:
     patience = Patience()
     assert patience.within(16 * MIB) > PATIENCE_FIRST + 20
