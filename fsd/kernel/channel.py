@@ -20,6 +20,10 @@ class Channel:
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
+    @property
+    def fd(self) -> int | None:
+        return self._fd
+
     def _send(self, value: dict[str, Any]) -> None:
         if self._fd is None:
             return

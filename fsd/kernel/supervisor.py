@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-from fsd.kernel import namespace, remains, runtime
+from fsd.kernel import fresh, namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
 from fsd.kernel.options import MountOptions
@@ -61,6 +61,7 @@ class Start(NamedTuple):
     stop_pipe: int | None  # a byte for each stop the supervisor was asked for
     restarts: int
     supervisor_pid: int
+    loaded: fresh.Prints  # the supervisor's modules, as their files were when it began
 
 
 def to_stderr(text: str) -> None:
@@ -204,6 +205,11 @@ def _in_child(body: Callable[[], int]) -> None:
     code = EXIT_CRASHED
     try:
         code = body()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        raise
     finally:
         os._exit(code)
 
@@ -229,11 +235,14 @@ def _detached(
 
 def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: Channel) -> int:
     if not options.supervised:
-        _daemon(options, Start(place, directory, channel, None, 0, 0))
+        _daemon(options, Start(place, directory, channel, None, 0, 0, {}))
     return Supervisor(options, place, directory, channel).run()
 
 
 def _daemon(options: MountOptions, start: Start) -> NoReturn:
+    if fresh.changed(start.loaded):
+        fresh.load_anew()
+        options, start = fresh.carried(options), _carried(start, fresh.carried(options))
     # Imported here: the supervisor itself stays small. The first ones have to come before pyfuse3.
     importlib.import_module("fsd.kernel.requests")
     importlib.import_module("fsd.kernel.replies")
@@ -241,6 +250,16 @@ def _daemon(options: MountOptions, start: Start) -> NoReturn:
     from fsd.kernel.daemon import run
 
     run(options, start)
+
+
+def _carried(start: Start, options: MountOptions) -> Start:
+    """`start` as the version of `options`, which is installed by now, knows it."""
+    again = importlib.import_module(__name__)
+    directory = importlib.import_module(RuntimeDir.__module__).RuntimeDir(options.runtime_dir, options.host)
+    channel = importlib.import_module(Channel.__module__).Channel(start.channel.fd)
+    told = start._replace(directory=directory, channel=channel, loaded={})._asdict()
+    made: Start = again.Start(**{name: told[name] for name in again.Start._fields if name in told})
+    return made
 
 
 def _foreground(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> int:
@@ -259,7 +278,7 @@ def _foreground(options: MountOptions, place: Path, directory: RuntimeDir, say: 
     if not options.supervised:
         # The daemon ends this process itself; the reader shows its messages until then.
         reader.start()
-        _daemon(options, Start(place, directory, channel, None, 0, 0))
+        _daemon(options, Start(place, directory, channel, None, 0, 0, {}))
     code = Supervisor(options, place, directory, channel, reader).run()
     channel.close()
     reader.join(5)
@@ -291,6 +310,7 @@ class Supervisor:
         self._recent: deque[float] = deque()
         self._known = directory.read(options.mount_id)
         self._lock: int | None = None
+        self._loaded = fresh.prints()
 
     def run(self) -> int:
         self._signals = stop_signals()
@@ -328,7 +348,8 @@ class Supervisor:
             for number in self._signals:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            start = Start(self._place, self._directory, self._channel, read_end, self._restarts, os.getppid())
+            where = self._place, self._directory, self._channel
+            start = Start(*where, read_end, self._restarts, os.getppid(), self._loaded)
             _in_child(lambda: _daemon(options, start))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         os.close(read_end)

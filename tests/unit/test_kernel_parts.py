@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +19,7 @@ import trio.testing
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import entries, feed, sender
+from fsd.kernel import entries, feed, fresh, sender
 from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, PAUSED, Machine
@@ -502,3 +502,45 @@ class TestDrain:
         done = self.drained(20.0, 3600.0, 0.0, runs=False)
         assert "the FUSE thread does not answer" in str(done.error)
         assert done.took - 3600.0 < 60.0
+
+
+class TestFresh:
+    def test_what_a_daemon_was_told_is_carried_over_field_by_field(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To a version that knows one field more and one less."""
+        module = sys.modules[__name__]
+
+        @dataclass
+        class Told:
+            kept: int
+            old: int
+            inner: Any = None
+
+        @dataclass
+        class Newer:
+            kept: int
+            inner: Any = None
+            new: int = 7
+
+        monkeypatch.setattr(fresh, "PACKAGE", __name__.partition(".")[0])
+        Told.__qualname__ = "Told"
+        monkeypatch.setattr(module, "Told", Newer, raising=False)
+        made = fresh.carried(Told(1, 2, Told(3, 4, Path("/x"))))
+        assert made == Newer(1, Newer(3, Path("/x"), 7), 7)
+        assert fresh.carried("text") == "text"
+
+    def test_only_another_file_is_a_change(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "loaded.py"
+        file.write_text("x = 1\n")
+        monkeypatch.setitem(sys.modules, "fsd.loaded", cast(Any, SimpleNamespace(__file__=str(file))))
+        before = fresh.prints()
+        assert not fresh.changed(before)
+        other = tmp_path / "other"
+        other.write_text("x = 1\n")
+        other.replace(file)
+        assert fresh.changed(before)
+        again = fresh.prints()
+        file.unlink()
+        assert fresh.changed(again)
+        assert not fresh.changed({})
