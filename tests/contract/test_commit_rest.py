@@ -256,22 +256,22 @@ def test_questions(bench: Bench) -> None:
     deep = m.file(e, b"deep", b"deep")
     m.commit()
 
-    def ask(*question: object) -> object:
+    def ask(*question: object) -> Any:
         seq, (answer,) = bench.service.namespace.ask(bench.fs, [question])
         assert seq == 1
         return answer
 
-    entry, listing = ask("lookup", d, b"07", 31)  # type: ignore[misc]
+    entry, listing = ask("lookup", d, b"07", 31)
     assert entry.name == b"07"
     assert len(listing) == 31
     assert ask("lookup", d, b"07", 30) == (entry, None)
     assert ask("lookup", d, b"no", 0) == (None, None)
     assert ask("lookup", 12345, b"no", 10) is None
     assert ask("lookup", deep, b"no", 10) is None
-    page, more = ask("list", d, b"05", 10)  # type: ignore[misc]
+    page, more = ask("list", d, b"05", 10)
     assert [one.name for one in page] == [b"%02d" % at for at in range(6, 16)]
     assert more
-    page, more = ask("list", d, b"28", 10)  # type: ignore[misc]
+    page, more = ask("list", d, b"28", 10)
     assert [one.name for one in page] == [b"29", b"e"]
     assert not more
     found = ask("attrs", (d, 12345, deep, d))

@@ -105,7 +105,8 @@ def test_lists_of_any_length_find_all(db: Database) -> None:
     db.write(lambda tx: tx.many("INSERT INTO counter VALUES (?,?)", keys))
 
     def look(tx: Tx) -> tuple[set[str], dict[str, int]]:
-        found, joined = set(), {}
+        found: set[str] = set()
+        joined: dict[str, int] = {}
         for some in chunks([name for name, _ in keys]):
             marks, params = in_list(some)
             found |= {row[0] for row in tx.all(f"SELECT name FROM counter WHERE name IN {marks}", params)}

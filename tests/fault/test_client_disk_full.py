@@ -116,7 +116,7 @@ def test_however_small_only_so_many_changes_wait_to_be_sent(tmp_path: Path) -> N
     client.until(client.volume.barrier())
     client.volume.unsent_max = 40
     client.net.cut = 1 << 30
-    made = []
+    made: list[bytes] = []
     want = None
     while want is None:
         assert len(made) < 100

@@ -331,7 +331,7 @@ def open_and_die(client: Client, rng: random.Random) -> None:
             commit(sent, timeout)
         raise Died("commit")
 
-    client.remote.commit = dying  # type: ignore[method-assign]
+    client.remote.commit = dying  # type: ignore[method-assign, assignment]
     try:
         client.open()
         client.kill()

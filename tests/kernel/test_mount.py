@@ -315,7 +315,7 @@ def test_wait_for_a_commit(place: Place) -> None:
 def test_drain_ends_although_writers_go_on(place: Place) -> None:
     box = place.box()
     stop = threading.Event()
-    written = []
+    written: list[Path] = []
 
     def writer() -> None:
         while not stop.is_set():

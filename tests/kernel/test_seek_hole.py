@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 def layout(path: Path) -> list[tuple[int, int]]:
     """(start, end) of every piece of data, found with both questions."""
-    found, at = [], 0
+    found, at = list[tuple[int, int]](), 0
     fd = os.open(path, os.O_RDONLY)
     try:
         while True:
@@ -66,7 +66,7 @@ def test_as_on_the_local_disk(box: Sandbox, tmp_path: Path, seed: int) -> None:
     with theirs.open("rb") as file:
         os.fsync(file.fileno())
         want = answers(file.fileno(), offsets)
-        data = layout(theirs)
+        there = layout(theirs)
     with ours.open("rb") as file:
         assert answers(file.fileno(), offsets) == want
         os.lseek(file.fileno(), 5, os.SEEK_SET)
@@ -78,9 +78,9 @@ def test_as_on_the_local_disk(box: Sandbox, tmp_path: Path, seed: int) -> None:
     box.unmount()
     box.mount()
     assert layout(ours) == stored
-    for start, end in data:
+    for start, end in there:
         assert any(low <= start and end <= high for low, high in stored)
-    touched = {block for start, end in data for block in range(start // MIB, (end - 1) // MIB + 1)}
+    touched = {block for start, end in there for block in range(start // MIB, (end - 1) // MIB + 1)}
     assert {at // MIB for start, end in stored for at in range(start, end, 4096)} <= touched
 
 

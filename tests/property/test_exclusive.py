@@ -197,7 +197,8 @@ def test_fenced_off_it_is_read_only_keeps_its_log_and_says_why(tmp_path: Path, t
     place = Place(tmp_path, 4)
     late, second = fenced_off(place)
     root = late.volume.root_ino
-    fh = late.call(lambda v: v.open(v.lookup(root, b"shared").ino, os.O_RDWR))
+    shared = late.number(root, b"shared")
+    fh = late.call(lambda v: v.open(shared, os.O_RDWR))
     if told_by == "commit":
         with expect_errno(errno.EIO):
             late.call(lambda v: v.fsync(fh, False))

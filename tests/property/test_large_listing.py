@@ -54,9 +54,9 @@ def read(client: Client, fh: int, cookie: int, limit: int) -> list[tuple[bytes, 
     client.volume.tick(client.clock.seconds)
     for one in client.volume.take_invalidations():  # the kernel forgets as it is told
         if one.name is not None:
-            node = client.volume.core.nodes.by_ino.get(dict(KNOWN).get(one.name, 0))
-            if node is not None:
-                client.volume.forget(node.ino, node.lookups)
+            known = client.volume.core.nodes.by_ino.get(dict(KNOWN).get(one.name, 0))
+            if known is not None:
+                client.volume.forget(known.ino, known.lookups)
     KNOWN.update({name: node.ino for name, node, _ in found})
     return [(name, after) for name, _, after in found]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from fsd.host.seam import Host
 from fsd.model import ops
@@ -53,7 +54,7 @@ class Bench:
         finally:
             self.service.close()
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -172,6 +172,12 @@ class Client:
                 self.volume.tick(self.clock.seconds)
         raise AssertionError(f"never ended: {want.what}; {self.volume.status()}")
 
+    def number(self, parent: int, name: bytes) -> int:
+        """The inode number of a name that is there."""
+        found = self.call(lambda v: v.lookup(parent, name))
+        assert found is not None, f"there is no {name!r}"
+        return found.ino
+
     def call(self, fn: Callable[[Volume], T]) -> T:
         while True:
             try:

@@ -44,7 +44,7 @@ class SeaweedServer:
         config.write_text(
             json.dumps({"identities": [{"name": "fsd", "credentials": [credential], "actions": actions}]})
         )
-        names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+        names = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc"]
         names += ("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         command = [str(self._weed), "server", "-dir", str(self._root), "-ip", "127.0.0.1", "-s3", "-filer"]

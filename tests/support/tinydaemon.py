@@ -35,9 +35,9 @@ def tiny(*args: Any, **more: Any) -> Any:
     if "old-kernel" in sys.argv:
         fsd.kernel.mountapi.FSOPEN = 9999  # type: ignore[misc]
     if "in-python" in sys.argv:
-        fsd.kernel.sender.Sender.start = lambda self, fd: None  # type: ignore[method-assign]
+        fsd.kernel.sender.Sender.start = lambda self, connection: None  # type: ignore[method-assign]
     if "slow" in sys.argv:
-        fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign]
+        fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign, assignment]
     if "tidy" in sys.argv:
         fsd.kernel.daemon.FINDABLE = 0.2  # type: ignore[misc]
     if "stays" in sys.argv:
@@ -48,7 +48,7 @@ def tiny(*args: Any, **more: Any) -> Any:
     return made
 
 
-def stays(place: Path, *, lazy: bool) -> None:
+def stays(place: Path, *, lazy: bool, dead: bool = False) -> None:
     raise FsdError(f"{place} cannot be unmounted")
 
 

@@ -34,7 +34,12 @@ def main() -> int:
     never = threading.Event()
     window = Path(log_file + ".window")
     if isinstance(loop, MiniLoop):
-        loop.scheduler.before_read = lambda: never.wait(0.5) if window.exists() else None
+
+        def before_read() -> None:
+            if window.exists():
+                never.wait(0.5)
+
+        loop.scheduler.before_read = before_read
     volume = TinyVolume(Path(f"{log_file}.go"))
     machine = Machine(cast(Any, volume), cast(Any, None), cast(Any, None), loop, Host(), 300.0)
     operations = FsdOperations(machine)

@@ -278,9 +278,9 @@ def test_a_sweep_and_a_capture_race_and_nothing_counted_is_lost(store: Store, se
     assert swept, "a sweep ran and took something"
     assert set(store.counts()) == set(captured)
     for key in captured:
-        data = store.blob(key)
-        assert data is not None, f"{key} is counted and gone"
-        assert key.endswith(hashlib.sha256(data).hexdigest())
+        there = store.blob(key)
+        assert there is not None, f"{key} is counted and gone"
+        assert key.endswith(hashlib.sha256(there).hexdigest())
 
 
 def test_puts_deletes_and_sweeps_race_and_the_counts_hold(store: Store) -> None:

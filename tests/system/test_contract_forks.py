@@ -305,7 +305,8 @@ def test_a_transcript_is_replaced_whole(store: Store) -> None:
     assert store.load("t") == [{"a": 1}, {"b": 2}]
     store.save("t", [])
     assert store.load("t") == []
-    for bad in (None, {}, "x"):
+    wrong: list[Any] = [None, {}, "x"]
+    for bad in wrong:
         refused("INVALID_ENTRY", lambda bad=bad: store.save("t", bad))  # type: ignore[misc]
     assert store.head() is None
 

@@ -327,7 +327,8 @@ def test_a_writer_is_of_one_thread(store: Store) -> None:
 
 def test_no_writer_at_all_is_a_client_error(store: Store) -> None:
     body = {"checkpoint": checkpoint("a"), "expectedHeadId": None}
-    for bad in ({}, {"writer": None}, {"writer": "x"}, {"writer": []}, {"writer": {}}):
+    wrong: list[dict[str, Any]] = [{}, {"writer": None}, {"writer": "x"}, {"writer": []}, {"writer": {}}]
+    for bad in wrong:
         assert refused("INVALID_ID", lambda bad=bad: store.call("append", {**body, **bad})).status == 422  # type: ignore[misc]
         assert refused("INVALID_ID", lambda bad=bad: store.call("renew", bad)).status == 422  # type: ignore[misc]
 

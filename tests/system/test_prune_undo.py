@@ -79,7 +79,8 @@ def test_two_that_thin_out_at_once_are_not_in_each_others_way(store: Store) -> N
 def test_many_go_in_few_requests(store: Store) -> None:
     """The list is read once a request: fifty a request would read it as often as there are fifties."""
     made = [ask(store, "POST", "/checkpoints", {"reason": "automatic"})["checkpoint_id"] for _ in range(120)]
-    requests, gone, more = 0, [], True
+    gone: list[str] = []
+    requests, more = 0, True
     while more:
         answer = ask(store, "POST", "/checkpoints/prune", {"keep": "2"})
         requests, gone, more = requests + 1, gone + answer["deleted"], answer["more"]

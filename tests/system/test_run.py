@@ -306,7 +306,7 @@ def test_what_is_written_during_the_push_is_pushed_too(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By somebody who has ended when the push has: nobody is at work then, and nothing may be missing."""
-    write, writes = files.write, []
+    write, writes = files.write, list[bytes]()
 
     def meanwhile(path: bytes, *more: Any) -> Any:
         answer = write(path, *more)
@@ -330,7 +330,7 @@ def test_what_is_written_until_nobody_is_at_work_is_pushed(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who writes after the push and ends just before somebody looks who is at work."""
-    looked = []
+    looked: list[Path] = []
 
     def look(tree: Path) -> list[tuple[int, str]]:
         if not looked:

@@ -130,7 +130,8 @@ def test_a_policy_comes_back_from_a_record() -> None:
     policy = Policy(("*.py",), ("x",), "h")
     assert from_json(policy.to_json()) == policy
     assert from_json(None).exclude == DEFAULT_EXCLUDE
-    for bad in ([], {"include": "x"}, {"exclude": [1]}, {"exclude": [""]}, {"include": ["/"]}):
+    wrong: list[Any] = [[], {"include": "x"}, {"exclude": [1]}, {"exclude": [""]}, {"include": ["/"]}]
+    for bad in wrong:
         with pytest.raises(UsageError):
             from_json(bad)
 
