@@ -161,6 +161,12 @@ class Rules:
         self.enter(slot, node, time)
         return node
 
+    def lost_place(self) -> int:
+        """Where `lost_dir` is, or would be made."""
+        home = self.home_dir()
+        slot = self.view.name(home.ino, LOST_DIR)
+        return home.ino if slot is None or self.directory(slot.ino) is None else slot.ino
+
     def make_node(self, ino: int, mode: int, uid: int, gid: int, time: int) -> Node:
         """A new inode without a name yet (`nlink` 0)."""
         return Node(

@@ -27,11 +27,22 @@ def rename(rules: Rules, op: Rename) -> Outcome | None:
         return rules.told(
             op, errno.ENOENT, "the target's directory was removed", ino, source.parent, source.name
         )
-    if node.is_dir and rules.view.inside(new_ino, ino):  # rule 7
-        raise Refuse(errno.EINVAL, "a directory cannot move below itself", source)
+    if node.is_dir and rules.view.inside(new_ino, ino):
+        raise _below_itself(source)
     if op.flags == RENAME_EXCHANGE:
         return _exchange(rules, op, source, node, new_ino, over)
     return _rename_to(rules, op, source, node, new_ino, over)
+
+
+def _below_itself(source: Name) -> Refuse:
+    """Rule 7."""
+    return Refuse(errno.EINVAL, "a directory cannot move below itself", source)
+
+
+def _check_above(rules: Rules, node: Node, target: Name, source: Name) -> None:
+    """The target may be where a conflict put it, in another directory than the operation says."""
+    if node.is_dir and rules.view.inside(target.parent, node.ino):
+        raise _below_itself(source)
 
 
 def _rename_to(rules: Rules, op: Rename, source: Name, node: Node, new_ino: int, over: int) -> Outcome | None:
@@ -49,6 +60,7 @@ def _rename_to(rules: Rules, op: Rename, source: Name, node: Node, new_ino: int,
         target = rules.locate(new_ino, op.new_name, over) or target
         if target is source:
             return None  # what it would replace went to a conflict name, and is what moves
+        _check_above(rules, node, target, source)
     why = None if not target.ino else _not_replaced(rules, op, node, target, over)
     if why is None:
         if target.ino:
@@ -117,8 +129,9 @@ def _exchange(rules: Rules, op: Rename, source: Name, node: Node, new_ino: int, 
         )
     if target is source:
         return None
+    _check_above(rules, node, target, source)
     if other.is_dir and rules.view.inside(source.parent, other.ino):
-        raise Refuse(errno.EINVAL, "a directory cannot move below itself", source)
+        raise _below_itself(source)
     rules.view.take(source)
     rules.view.take(target)
     rules.view.place(source, other.ino, rules.me)

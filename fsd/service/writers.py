@@ -182,7 +182,7 @@ class Guard:
             yield from self.directories_of(ino)
         elif isinstance(op, Content):  # it would come back where it was, or into the lost-and-found
             gone = rules.view.gone(ino)
-            yield gone.parent if gone is not None else rules.home_dir().ino
+            yield _or_lost(rules, 0 if gone is None else gone.parent)
         if isinstance(op, Create | Link | Unlink | Rmdir | Rename):
             yield from _named(rules, rules.real(op.parent), op.name, ino)
         if isinstance(op, Rename):
@@ -192,9 +192,14 @@ class Guard:
                 yield over
 
 
+def _or_lost(rules: Rules, directory: int) -> int:
+    """`directory`, if there is one of that number; else where what was meant for it goes."""
+    return directory if rules.directory(directory) is not None else rules.lost_place()
+
+
 def _named(rules: Rules, parent: int, name: bytes, ino: int) -> Iterator[int]:
     """The directory of a name (where it is gone the lost-and-found's), and the one a conflict moved it to."""
-    yield parent if rules.directory(parent) is not None else rules.home_dir().ino
+    yield _or_lost(rules, parent)
     slot = rules.locate(parent, name, ino) if ino else None
     if slot is not None:
         yield slot.parent

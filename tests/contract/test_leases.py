@@ -336,6 +336,31 @@ def test_what_would_come_back_into_a_leased_directory_is_refused(bench: Bench, t
     assert [(o.status, o.errno) for o in other.commit()] == [(REFUSED, errno.EROFS)]
 
 
+def test_what_would_go_into_a_leased_lost_and_found_is_refused(bench: Bench, tree: Tree) -> None:
+    """Content and names whose directory is gone, too: into one that is made in the leased subtree, and into
+    one that is leased itself."""
+    here, above, remover = bench.mount("B", "/t"), bench.mount("D"), bench.mount("C")
+    sub = remover.mkdir(tree.out, b"sub")
+    files = [remover.file(sub, b"%d" % number, b"first") for number in range(2)]
+    lost = remover.mkdir(ROOT_INO, b".fsd-lost")
+    assert not remover.commit()
+    seq = remover.seq
+    for number, ino in enumerate(files):
+        remover.unlink(sub, b"%d" % number, ino, seq)
+    remover.rmdir(tree.out, b"sub", sub)
+    assert not remover.commit()
+    before = bench.tree()
+    Holder(bench, "A", tree.top), Holder(bench, "E", lost)
+    for other, ino in ((here, files[0]), (above, files[1])):
+        other.write(ino, b"would come back", seq)
+        other.file(sub, b"new", b"new")
+        count = len(other.queue)
+        told = other.commit()
+        assert [(one.status, one.errno) for one in told[:2]] == [(REFUSED, errno.EROFS)] * 2
+        assert len(told) == count
+    assert bench.tree() == before
+
+
 # `fsd lock`.
 
 
