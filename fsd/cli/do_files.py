@@ -14,7 +14,7 @@ from fsd.cli.context import Context, path_bytes, remote_path
 from fsd.cli.output import Document, Raw, align, visible
 from fsd.client.files import Files, FindFilter
 from fsd.client.http import Http
-from fsd.model.errors import PosixError, UsageError
+from fsd.model.errors import NotFound, PosixError, UsageError
 from fsd.model.limits import GREP_MATCHES
 
 KIND_LETTERS: Final = {
@@ -161,9 +161,16 @@ def mv(context: Context, args: SimpleNamespace) -> Document:
 
 def rm(context: Context, args: SimpleNamespace) -> Document:
     path = remote_path(args.path)
-    if args.recursive:
+    if args.recursive and not args.force:
         context.confirm(f"Remove {args.path} with everything below?", needs_yes=False)
-    return _done(files(context).remove(path, recursive=args.recursive), path=args.path)
+    try:
+        answer = files(context).remove(path, recursive=args.recursive)
+    except NotFound as exc:
+        # Of the path: a filesystem that is gone is told with --force too.
+        if not args.force or exc.details.get("errno") != "ENOENT":
+            raise
+        answer = {"action": "remove", "status": "ok", "removed": 0, "more": False}
+    return _done(answer, path=args.path)
 
 
 def mkdir(context: Context, args: SimpleNamespace) -> Document:

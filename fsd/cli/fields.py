@@ -62,7 +62,7 @@ FIELDS: Final = {
     "ls": "path entries[] next_after path_b64?",
     "stat": STAT + " long: has_mode resource_id content_type semantic_text degraded",
     "mv": _ACTION + " source_path target_path",
-    "rm": _ACTION + " removed more path",
+    "rm": "action status fs_seq? removed more path",
     "mkdir": _ACTION + " path",
     "chmod": _ACTION + " path",
     "ln": _ACTION + " link_path target? source_path?",

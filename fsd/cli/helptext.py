@@ -80,8 +80,12 @@ def _flag_line(f: Flag) -> str:
         names += f" {f.operand}"
     more = " (repeatable)" if f.many else ""
     text = f"refused: {f.refuse}" if f.refuse and not f.accept else f.help + more
-    first = f"  {names:<30} "
-    return textwrap.fill(text, 100, initial_indent=first, subsequent_indent=" " * 33) if text else first
+    first, rest = f"  {names:<30} ", " " * 33
+    if not text:
+        return first.rstrip()
+    if len(first) > len(rest):  # no room beside the names
+        return f"{first.rstrip()}\n{textwrap.fill(text, 100, initial_indent=rest, subsequent_indent=rest)}"
+    return textwrap.fill(text, 100, initial_indent=first, subsequent_indent=rest)
 
 
 def command(row: Command, long: bool, words: Words) -> str:

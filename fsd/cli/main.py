@@ -15,7 +15,7 @@ from fsd.cli.context import Context, Interrupted, Streams, call
 from fsd.cli.env import Environment, redactor
 from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render
 from fsd.cli.table import Table
-from fsd.model.errors import FsdError, InternalError, NoSpace, PosixError, Unsupported, UsageError
+from fsd.model.errors import FsdError, InternalError, NoSpace, NotFound, PosixError, Unsupported, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,11 +49,22 @@ def _drop_stdout() -> None:
 
 
 def _output_error(exc: OSError) -> FsdError:
+    if exc.errno == errno.ENOENT and not exc.filename and _nowhere():
+        return NotFound("the working directory is gone", hint="cd into one that is there")
     where = f" {exc.filename}" if exc.filename else ""
     told = f"a local file or stream{where} failed: {exc.strerror or exc}"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(told, hint="free space there")
     return PosixError(exc.errno, told) if exc.errno else FsdError(told)
+
+
+def _nowhere() -> bool:
+    """Whether the working directory was removed: relative paths then mean nothing."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def run(argv: list[str], env: Environment, streams: Streams) -> int:

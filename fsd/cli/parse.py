@@ -85,8 +85,11 @@ def _nearest(typed: str, names: Iterable[str], words: Words) -> str:
     import difflib
 
     everything = f"see `fsd {' '.join(words)} --help`"
-    near = difflib.get_close_matches(typed, [n for n in names if n.startswith("--")], 1, 0.7)
-    return f"did you mean {near[0]}? Else {everything}" if near else everything
+    known = [n for n in names if n.startswith("--")]
+    # `--path` where there are `--remote-path` and `--mount-path`.
+    longer = [n for n in known if typed.startswith("--") and len(typed) > 4 and n.endswith(typed[1:])]
+    near = longer if 0 < len(longer) < 3 else difflib.get_close_matches(typed, known, 1, 0.7)
+    return f"did you mean {' or '.join(sorted(near))}? Else {everything}" if near else everything
 
 
 def place_operands(

@@ -35,6 +35,9 @@ def local_error(exc: OSError, path: bytes) -> FsdError:
     """What a failed call on the local disk means for the command."""
     number = exc.errno or errno.EIO
     if number in (errno.ENOENT,):
+        parent = os.path.dirname(path)
+        if parent and not os.path.lexists(parent):
+            return NotFound(f"no such local directory: {show(parent)}")
         return NotFound(f"no such local file or directory: {show(path)}")
     if number in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"the local disk is full at {show(path)}", hint="free space there")

@@ -68,6 +68,7 @@ class Verbs:
         own = {**own, "conflict_events": events, "conflicts": await self._conflicts(seq, events)}
         stats = daemon.cache.stats()
         health = daemon.remote.health()
+        rtt = health.rtt_ms if health.rtt_ms is None else round(health.rtt_ms, 3)
         answer: dict[str, Any] = {
             "mount_path": str(daemon.place),
             "state": "mounted" if not daemon.kernel_gone.is_set() else "detached",
@@ -94,7 +95,7 @@ class Verbs:
             "first_pending_path": pending.first_path.decode("utf-8", "backslashreplace") or None,
             "reason": pending.reason or None,
             "cache": {"bytes": stats.bytes, "hits": stats.hits, "misses": stats.misses},
-            "server": {"reachable": health.reachable, "rtt_ms": health.rtt_ms},
+            "server": {"reachable": health.reachable, "rtt_ms": rtt},
             "checkpoint": {**daemon.checkpoints.status(), "automatic": daemon.automatic.status()},
             "parked": len(machine.snapshot()),
             "state_dir": str(daemon.start.directory.read(daemon.options.mount_id).state_dir),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from support.leftovers import clear_mounts
 from bench import inputs, measure, report, special
 from bench.peers import Fsd, JuiceFs, JuiceFsRedis, Local, Passthrough, Peer
 from bench.results import Results
+from bench.wanted import arguments
 
 HERE = Path(__file__).parent
 
@@ -87,25 +87,6 @@ def commit() -> str:
     return (named.stdout.strip() or "unknown") + ("+" if dirty else "")
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench",
-        description="fsd beside a local disk and peers, in one run on this machine. Ratios count, not times.",
-        epilog="Example: scripts/bench --quick --only fsd,passthrough_ll --groups small,git",
-    )
-    add = parser.add_argument
-    add("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
-    add("--quick", action="store_true", help="one round, and the smallest of the special figures")
-    add("--only", default="", help="peers, by commas: ext4,passthrough_ll,juicefs,fsd")
-    add("--groups", default="", help=f"of {','.join([*measure.GROUPS, *special.SPECIAL])} (default: all)")
-    add("--minutes", type=float, default=120, help="begin nothing after this (default 120)")
-    add("--tools", type=Path, required=True, help=argparse.SUPPRESS)
-    add("--work", type=Path, default=None, help="directory to measure in (default: a temporary one)")
-    add("--save", action="store_true", help="also write the results to tests/bench/results/")
-    add("--show", type=Path, default=None, help="only print the report of a saved JSON file")
-    return parser.parse_args()
-
-
 def stopped(number: int, frame: object) -> None:
     raise SystemExit(128 + number)  # through the `finally` that unmounts and ends everything
 
@@ -117,10 +98,7 @@ def main() -> int:
     if chosen.show is not None:
         print(report.text(Results.load(chosen.show)))
         return 0
-    wanted = set(filter(None, chosen.groups.split(",")))
-    if unknown := wanted - set(measure.GROUPS) - set(special.SPECIAL):
-        say(f"no such group: {', '.join(sorted(unknown))}")
-        return 2
+    wanted = chosen.groups
     groups = [name for name in measure.GROUPS if not wanted or name in wanted]
     specials = [name for name in special.SPECIAL if not wanted or name in wanted]
     results = Results.begin(commit(), 1 if chosen.quick else chosen.rounds)
@@ -131,8 +109,7 @@ def main() -> int:
     working: list[Peer] = []
     try:
         if groups:
-            only = set(filter(None, chosen.only.split(",")))
-            working = start(peers(base, chosen.tools), results, only)
+            working = start(peers(base, chosen.tools), results, set(chosen.only))
             share = 0.6 if specials else 1.0  # of the time: what is left is for fsd alone
             side_by_side(working, groups, made, results.rounds, results, begun + chosen.minutes * 60 * share)
             for peer in working:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.badserver import Peer, serving
@@ -44,6 +45,53 @@ def test_names_of_any_bytes(shared_fs: TestFs, name: bytes) -> None:
     assert entry["size_bytes"] == 5
     assert process("mv", path, path + b".2" if len(name) < 200 else b"/d/x", env=shared_fs.env).code == 0
     assert process("rm", "-r", "/d", env=shared_fs.env).code == 0
+
+
+def test_a_removal_by_force_minds_neither_absence_nor_a_terminal(shared_fs: TestFs) -> None:
+    assert process("mkdir", "-p", "/d/e", env=shared_fs.env).code == 0
+    assert process("rm", "-rf", "/d", env=shared_fs.env).json["removed"] == 2
+    assert process("rm", "-rf", "/d", env=shared_fs.env).json["removed"] == 0
+    assert process("rm", "-f", "/no/such/parent", env=shared_fs.env).code == 0
+    assert process("rm", "/d", env=shared_fs.env).code == 5
+    # What is not there is the path alone: not the server, the filesystem or the right to remove.
+    assert process("mkdir", "/d", env=shared_fs.env).code == 0
+    assert process("cp", "-", ":/d/x", env=shared_fs.env, stdin=b"x").code == 0
+    full = process("rm", "-f", "/d", env=shared_fs.env)
+    assert (full.code, full.error["details"]) == (1, {"errno": "ENOTEMPTY"})
+    gone = {**shared_fs.env, "FSD_TOKEN": "fsd1." + shared_fs.env["FSD_TOKEN"][5:-20] + "A" * 20}
+    assert process("rm", "-rf", "/d", env=gone).code == 3
+    assert process("rm", "-rf", "/d", env={**shared_fs.env, "FSD_ENDPOINT": "http://127.0.0.1:1"}).code == 1
+    assert process("ls", "-R", "/", env=shared_fs.env).json["entries"][1]["path"] == "/d/x"
+    assert process("rm", "-fR", "/d", env=shared_fs.env).code == 0
+
+
+def test_a_working_directory_that_was_removed(shared_fs: TestFs, tmp_path: Path) -> None:
+    script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    for argv, code, told in (
+        (("mount", "./m"), 5, "the working directory is gone"),
+        (("run", "--work-dir", "here", "--", "true"), 5, "the working directory is gone"),
+        (("bench", "."), 5, "the working directory is gone"),
+        (("cp", "-", ":/x"), 0, ""),
+        (("ls", "/"), 0, ""),
+        (("unmount", "/nowhere"), 5, "nothing is mounted at /nowhere"),
+    ):
+        where = tmp_path / "gone"
+        where.mkdir()
+        done = subprocess.run(
+            ["bash", "-c", script, "bash", where, sys.executable, "-m", "fsd", *argv],
+            env={"PATH": os.environ["PATH"], "HOME": os.fspath(tmp_path), **shared_fs.env},
+            input=b"", capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, (argv, done.stderr)
+        assert told in done.stderr.decode()
+
+
+def test_a_local_directory_that_is_not_there_is_the_one_named(shared_fs: TestFs, tmp_path: Path) -> None:
+    assert process("cp", "-", ":/x", env=shared_fs.env, stdin=b"x").code == 0
+    missing = process("cp", ":/x", f"{tmp_path}/none/x", env=shared_fs.env)
+    assert (missing.code, missing.error["message"]) == (5, f"no such local directory: {tmp_path}/none")
+    missing = process("cp", f"{tmp_path}/none", ":/y", env=shared_fs.env)
+    assert missing.error["message"] == f"no such local file or directory: {tmp_path}/none"
 
 
 HTML = b"<html><body>bad gateway</body></html>"

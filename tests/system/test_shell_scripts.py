@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -17,3 +19,52 @@ def test_shellcheck_finds_nothing() -> None:
     assert len(shell) >= 12, "the scripts are elsewhere, or begin otherwise"
     found = subprocess.run([checker, "-S", "style", *shell], capture_output=True, text=True, timeout=120)
     assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """The scripts where nothing is set up, and cannot be: a set-up that begins fails: no lock file."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "tests/bench").mkdir(parents=True)
+    shutil.copy(ROOT / "tests/bench/wanted.py", tmp_path / "tests/bench")
+    return tmp_path
+
+
+def run(where: Path, name: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    words = [where / "scripts" / name, *argv]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+def below(where: Path) -> set[str]:
+    return {str(path.relative_to(where)) for path in where.rglob("*") if "__pycache__" not in path.parts}
+
+
+SCRIPTS = ("bench", "bench-commits", "check", "demo", "install-ti", "lock", "setup", "setup-test", "test")
+
+
+def test_help_installs_nothing(fresh: Path) -> None:
+    before = below(fresh)
+    assert {path.name for path in (fresh / "scripts").iterdir()} == {
+        *SCRIPTS, "demo.py", "mount.fuse.fsd", "umount.fuse.fsd",
+    }, "another script: does its --help only help?"  # fmt: skip
+    for name in SCRIPTS:
+        for flag in ("--help", "-h"):
+            done = run(fresh, name, flag)
+            assert (done.returncode, done.stderr) == (0, ""), name
+            assert len(done.stdout.strip()) > 40, name
+    assert "--quick" in run(fresh, "bench", "--help").stdout
+    assert below(fresh) == before
+
+
+def test_a_wrong_option_is_told_before_anything_is_installed(fresh: Path) -> None:
+    before = below(fresh)
+    for name in ("bench", "bench-commits", "check", "demo", "lock", "setup"):
+        done = run(fresh, name, "--quik")
+        assert (done.returncode, done.stdout) == (2, ""), name
+        assert "--quik" in done.stderr
+        assert "installing" not in done.stderr
+    for wrong in (("--only", "ext3"), ("--groups", "small,bgi"), ("--rounds", "many")):
+        done = run(fresh, "bench", *wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert wrong[1].rpartition(",")[2] in done.stderr
+    assert below(fresh) == before

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as Xml
 from pathlib import Path
 
 import pytest
-from bench import picture, report
+from bench import measure, peers, picture, report, special, wanted
 from bench.results import Results
 from bench.targets import FLOOR, FSD, JUICE, Target, Verdict, verdicts
 
@@ -68,3 +68,11 @@ def test_the_picture_is_a_picture(results: Results) -> None:
     shown = [element.text for element in root.iter() if element.tag.endswith("text")]
     assert "untar until durable, s" in shown
     assert "SQLite FULL, tx/s" in shown
+
+
+def test_the_options_name_what_there_is() -> None:
+    assert tuple(measure.GROUPS) == wanted.GROUPS
+    assert tuple(special.SPECIAL) == wanted.SPECIAL
+    made = (peers.Local, peers.Passthrough, peers.JuiceFs, peers.JuiceFsRedis, peers.Fsd)
+    assert {peer.name.split(",")[0] for peer in made} == set(wanted.PEERS)
+    assert wanted.arguments(["--only", "fsd,ext4", "--groups", "git,many"]).only == ["fsd", "ext4"]

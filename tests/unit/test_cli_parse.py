@@ -220,6 +220,9 @@ def test_an_unknown_flag_names_the_nearest() -> None:
     assert inside("ls", "--nothing-like-it").error["hint"] == everything
     assert inside("find", "/", "-name", "x").error["hint"].startswith("did you mean --name? Else")
     assert inside("ls", "-Z").error["hint"] == everything
+    # A word of it: `fsd run` has --path.
+    assert "mean --mount-path or --remote-path? Else" in inside("mount", "m", "--path", "/x").error["hint"]
+    assert "mean --display-name? Else" in inside("create", "--name", "x").error["hint"]
 
 
 def test_common_flags_may_stand_before_the_command() -> None:

@@ -249,6 +249,15 @@ def test_no_command_is_a_usage_error_with_help() -> None:
         assert found.out == b""
 
 
+def test_names_of_flags_stand_apart_from_what_they_do() -> None:
+    lines = inside("mount", "--help").text.splitlines()
+    at = lines.index("  --checkpoint, --checkpoint-id ID")
+    assert lines[at + 1] == " " * 33 + "show this checkpoint, read-only"
+    for row in ROWS.rows:
+        for line in inside(*next(row.spellings()), "--help").text.splitlines():
+            assert not line.startswith("  -") or line[31:33].isspace() or len(line.rstrip()) <= 40, line
+
+
 def test_help_of_groups_and_the_hidden_long_spellings() -> None:
     program = inside("--help").text
     assert "copy-file" not in program.replace("`fsd fs copy-file`", "")
