@@ -240,11 +240,27 @@ def _is_hole(piece: bytes) -> bool:
     return 4096 <= len(piece) <= len(_ZEROS) and not piece[0] and piece == _ZEROS[: len(piece)]
 
 
+_OWN: Final = b"/proc/self/fd/%d"
+
+
+def _nameless(directory: bytes) -> int | None:
+    """A new file in `directory` that has no name yet and can be given one; None where that cannot be had."""
+    try:
+        fd = os.open(directory or b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None  # whatever is in the way of both, the other way will tell
+    if os.path.exists(_OWN % fd):
+        return fd
+    os.close(fd)
+    return None
+
+
 class LocalTarget:
-    """A local file being replaced: a temporary beside it until `finish`, so it is old or complete. Pieces of
+    """A local file being replaced: one without a name until `finish`, so it is old or complete, and nothing
+    is left where this process is killed. (Where the disk knows no such files: a temporary beside it.) Pieces of
     zeros become holes, so that a sparse file takes no more room here than where it came from.
 
-    One thread. Use as a context manager; without `finish` the temporary goes away.
+    One thread. Use as a context manager; without `finish` what was written goes away.
     """
 
     def __init__(self, path: bytes, host: Host) -> None:
@@ -252,17 +268,19 @@ class LocalTarget:
         directory, name = os.path.split(path)
         mark = host.token_bytes(6).hex().encode()
         self._temporary = os.path.join(directory, b"." + name[:200] + b"." + mark + b".part")
-        self._done = False
         self._hole = False  # the file ends in one so far
+        fd = _nameless(directory)
+        self._named = fd is None  # whether the temporary name is there
         with told(path):
-            self._fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            made = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fd = os.open(self._temporary, made, 0o600) if fd is None else fd
 
     def __enter__(self) -> LocalTarget:
         return self
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._fd)
-        if not self._done:
+        if self._named:
             with told(self.path):
                 os.unlink(self._temporary)
 
@@ -292,12 +310,23 @@ class LocalTarget:
             os.fchmod(self._fd, mode)
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
-            if replace:
+            if replace and self._named:
                 os.rename(self._temporary, self.path)
-            else:
-                try:
-                    os.link(self._temporary, self.path)
-                except FileExistsError as exc:
+                self._named = False
+                return
+            try:
+                self._link(self.path)
+            except FileExistsError as exc:
+                if not replace:
                     raise Conflict(f"the local {show(self.path)} exists") from exc
-                os.unlink(self._temporary)
-            self._done = True
+                self._link(self._temporary)
+                self._named = True
+                os.rename(self._temporary, self.path)
+                self._named = False
+
+    def _link(self, path: bytes) -> None:
+        if self._named:
+            os.link(self._temporary, path)
+        else:
+            # With a directory's number it is linkat(2), which follows this link; link(2) does not.
+            os.link(_OWN % self._fd, path, src_dir_fd=self._fd, follow_symlinks=True)
