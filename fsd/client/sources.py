@@ -257,8 +257,8 @@ def _nameless(directory: bytes) -> int | None:
 
 class LocalTarget:
     """A local file being replaced: one without a name until `finish`, so it is old or complete, and nothing
-    is left where this process is killed. (Where the disk knows no such files: a temporary beside it.) Pieces of
-    zeros become holes, so that a sparse file takes no more room here than where it came from.
+    is left where this process is killed. (Where the disk knows no such files: a temporary beside it.)
+    Pieces of zeros become holes, so that a sparse file takes no more room here than where it came from.
 
     One thread. Use as a context manager; without `finish` what was written goes away.
     """
