@@ -77,7 +77,8 @@ class Health:
 
 
 class Remote(Protocol):
-    """One filesystem on one server. `timeout` is for the whole call, in seconds, connecting included."""
+    """One filesystem on one server. `timeout` is for the whole call, in seconds, connecting included; what a
+    body takes on a slow way comes on top."""
 
     def start_session(self, info: SessionInfo) -> SessionStart:
         """Raises `LeaseHeld` when it is to be exclusive and cannot be, `HistoryChanged`; then there is no

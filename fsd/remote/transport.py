@@ -12,22 +12,26 @@ many) make the connection unusable too, so that one call never gets another's an
 
 from __future__ import annotations
 
+import fcntl
 import re
 import select
 import socket
 import ssl
+import sys
+import termios
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
-from fsd.model.limits import ERROR_BODY_MAX, INTERIM_MAX, KIB
+from fsd.model.limits import BODY_RATE, ERROR_BODY_MAX, INTERIM_MAX, KIB
 from fsd.remote.failures import unavailable
 from fsd.remote.resolve import Address, Resolver
 
 _HEAD_MAX: Final = 64 * KIB
 _LINE_MAX: Final = 4 * KIB
 _GROUP: Final = 1000  # pieces in one sendmsg; IOV_MAX is 1024
+_TLS_PIECE: Final = 256 * KIB
 _RECV: Final = 64 * KIB  # larger buffers are mapped and unmapped for each call
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|$)")
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
@@ -47,16 +51,28 @@ class Stale(Exception):
 
 
 class _Clock:
-    """What is left of a call's time. Until the first byte of an answer `patience` bounds it too: `silent` is
-    set when that ended it."""
+    """What is left of a call's time: `timeout` seconds, and what a body of `size` bytes takes at the slowest
+    rate a server waits for. Until the first byte of an answer `patience` bounds it too, counted from when
+    some of the request last went: `silent` is set when that ended it."""
 
-    def __init__(self, monotonic: Callable[[], float], timeout: float, patience: float | None) -> None:
-        self._monotonic, self._timeout = monotonic, timeout
+    def __init__(
+        self, monotonic: Callable[[], float], timeout: float, patience: float | None, size: int
+    ) -> None:
+        self._monotonic, self._timeout = monotonic, timeout + size / BODY_RATE
         now = monotonic()
-        self._end = now + timeout
-        self._first = None if patience is None or patience >= timeout else now + patience
-        self._patience = patience
+        self._end = now + self._timeout
+        self._patience = None if patience is None else min(patience, timeout)
+        self._first = None if self._patience is None else now + self._patience
+        self._large = size > _RECV
+        self._sock: socket.socket | None = None
+        self._unsent = 0  # what the kernel had of a large body when it last took some
         self.silent = False
+
+    def sent(self, sock: socket.socket) -> None:
+        """The kernel took some more of the request."""
+        if self._patience is not None and self._large:
+            self._sock, self._unsent = sock, _unsent(sock)
+            self._first = self._monotonic() + self._patience
 
     def heard(self) -> None:
         """A byte of the answer came."""
@@ -68,11 +84,26 @@ class _Clock:
         if left <= 0:
             raise Unavailable(f"no complete answer within {self._timeout:g} s")
         if self._first is not None:
+            if self._first <= now and self._goes_on():
+                self._first = now + (self._patience or 0.0)
             left = min(left, self._first - now)
             if left <= 0:
                 self.silent = True
                 raise Unavailable(f"not a word of an answer within {self._patience:g} s")
         return left
+
+    def _goes_on(self) -> bool:
+        """Whether the other side took some of what the kernel has since the last look."""
+        if self._sock is None:
+            return False
+        before, self._unsent = self._unsent, _unsent(self._sock)
+        return self._unsent < before
+
+
+def _unsent(sock: socket.socket) -> int:
+    """Bytes the kernel has that the other side did not acknowledge."""
+    found = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
 
 
 class Connection:
@@ -104,10 +135,11 @@ class Connection:
         body_max: int,
         patience: float | None = None,
     ) -> Answer:
-        """Send a request and receive its answer; raises `Unavailable`, `patience` seconds after the beginning
-        when nothing of an answer came, else after `timeout`. Repeats it once on a new connection when a kept
-        one turns out to be closed, so the request must be one that may arrive twice."""
-        clock = _Clock(self._monotonic, timeout, patience)
+        """Send a request and receive its answer; raises `Unavailable`, `patience` seconds after the last of
+        it went when nothing of an answer came, else after `timeout` (see `_Clock`). Repeats it once on a new
+        connection when a kept one turns out to be closed, so the request must be one that may arrive twice.
+        """
+        clock = _Clock(self._monotonic, timeout, patience, sum(map(len, pieces)))
         try:
             return self._exchange(head, pieces, clock, body_max)
         finally:
@@ -163,10 +195,11 @@ class Connection:
             return False
         except OSError:
             sent = -1
-        if sent != len(head) + sum(map(len, pieces)):
+        size = sum(map(len, pieces))
+        if sent != len(head) + size:
             self.close()
             return False
-        self._begun, self._got = (_Clock(self._monotonic, timeout, patience), body_max), None
+        self._begun, self._got = (_Clock(self._monotonic, timeout, patience, size), body_max), None
         return True
 
     def fileno(self) -> int:
@@ -301,14 +334,18 @@ class Connection:
             if isinstance(sock, ssl.SSLSocket):
                 # TLS has no sendmsg; joining small pieces saves a record each.
                 for at in range(0, len(pieces), _GROUP):
-                    sock.settimeout(clock.left())
-                    sock.sendall(b"".join(pieces[at : at + _GROUP]))
+                    view = memoryview(b"".join(pieces[at : at + _GROUP]))
+                    while view:  # in pieces, since TLS says nothing of what went before all did
+                        sock.settimeout(clock.left())
+                        view = view[sock.send(view[:_TLS_PIECE]) :]
+                        clock.sent(sock)
                 return True
             for at in range(0, len(pieces), _GROUP):
                 views = [memoryview(p) for p in pieces[at : at + _GROUP] if p]
                 while views:
                     sock.settimeout(clock.left())
                     sent = sock.sendmsg(views)
+                    clock.sent(sock)
                     while views and sent >= len(views[0]):
                         sent -= len(views.pop(0))
                     if sent:
@@ -386,8 +423,13 @@ class Connection:
         """Receive some bytes into the buffer; False at the end of the stream."""
         sock = self._sock
         assert sock is not None
-        sock.settimeout(clock.left())
-        got = sock.recv(_RECV)
+        while True:
+            sock.settimeout(clock.left())
+            try:
+                got = sock.recv(_RECV)
+                break
+            except TimeoutError:
+                continue  # `left` knows whether it is over, or some of the request went meanwhile
         clock.heard()
         self._buffer += got
         return bool(got)
