@@ -35,15 +35,14 @@ from fsd.server import (
 )
 from fsd.server.context import Context, context, json_response
 from fsd.server.errors import log
+from fsd.server.lanes import Lanes
 from fsd.server.openapi import document
 from fsd.server.route import RouteDef, Shortcuts, route, told
+from fsd.server.small import CALL_ID, CALL_ID_MAX, REQUEST_ID, SmallCommits
 from fsd.server.waiters import Waiters
 from fsd.service.open import Service
 from fsd.service.text import new_id
 
-REQUEST_ID: Final = b"x-request-id"
-CALL_ID: Final = b"x-fsd-call"  # a caller's own id, given back: a reply that came twice is recognised
-_CALL_ID_MAX: Final = 64
 _ASKED: Final = 2**63  # above every seq: a barrier that is asked for is a change, too
 
 
@@ -73,6 +72,7 @@ def make_app(service: Service, host: Host, admin_key: str, *, test_clock: bool) 
     ctx = Context(service, host, admin_key, Waiters(None))
     if service.db.engine != "sqlite":
         ctx.waiters = Waiters(lambda subjects: ctx.poll(lambda: _heads(service, subjects)))
+    ctx.lanes = Lanes(SmallCommits(ctx))
     routes = all_routes()
     app = Starlette(routes=[one.mounted() for one in routes], exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
@@ -99,6 +99,8 @@ async def metrics(request: Request) -> Response:
     """Prometheus text."""
     ctx = context(request)
     gauges = {"fsd_long_polls_waiting": float(ctx.waiters.count)}
+    if ctx.lanes is not None:
+        gauges |= {"fsd_lanes": float(ctx.lanes.count), "fsd_lanes_busy": float(ctx.lanes.busy)}
     text = ctx.metrics.text(gauges, sweep.counters(ctx))
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
@@ -125,7 +127,7 @@ class Front:
         name = new_id(ctx.host, "req_")
         scope["fsd.request_id"] = name
         echoed = [(REQUEST_ID, name.encode())]
-        echoed += [(k, v) for k, v in scope["headers"] if k == CALL_ID and len(v) <= _CALL_ID_MAX]
+        echoed += [(k, v) for k, v in scope["headers"] if k == CALL_ID and len(v) <= CALL_ID_MAX]
         started = ctx.host.monotonic()
         status = 0
 
@@ -163,6 +165,8 @@ class Front:
 
     def close(self) -> None:
         """After the last request: end the worker threads, then the service."""
+        if self.context.lanes is not None:
+            self.context.lanes.shutdown()
         self.context.pool.shutdown()
         self.context.polls.shutdown()
         self.context.sweeps.shutdown()

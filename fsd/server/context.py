@@ -34,6 +34,7 @@ from fsd.model.limits import (
     WALKS_MAX,
 )
 from fsd.server.body import ARRIVING, Arriving
+from fsd.server.lanes import Lanes
 from fsd.server.metrics import Metrics
 from fsd.server.waiters import Waiters
 from fsd.server.workers import Workers
@@ -74,6 +75,7 @@ class Context:
     compares: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(COMPARES_MAX))
     polls: Workers = field(default_factory=lambda: Workers(POLL_THREADS, "poll"))
     sweeps: Workers = field(default_factory=lambda: Workers(1, "sweep"))
+    lanes: Lanes | None = None
 
     async def run(self, fn: Callable[[], T]) -> T:
         """`fn()` on a worker thread, with this request's context (the test clock)."""

@@ -1,7 +1,9 @@
-"""Counters of the server as Prometheus text, without a client library. Event loop's thread only."""
+"""Counters of the server as Prometheus text, without a client library. Any thread but for `in_flight`, which
+is the event loop's."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import defaultdict
 from typing import Final
@@ -14,21 +16,28 @@ class Metrics:
 
     def __init__(self) -> None:
         self.in_flight = 0
+        self._mutex = threading.Lock()
         self._requests: dict[tuple[str, str, int], int] = defaultdict(int)
         self._buckets: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * (len(_BOUNDS) + 1))
         self._seconds: dict[tuple[str, str], float] = defaultdict(float)
         self._errors: dict[str, int] = defaultdict(int)
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        self._requests[(route, method, status)] += 1
-        self._buckets[(route, method)][bisect_left(_BOUNDS, seconds)] += 1
-        self._seconds[(route, method)] += seconds
+        with self._mutex:
+            self._requests[(route, method, status)] += 1
+            self._buckets[(route, method)][bisect_left(_BOUNDS, seconds)] += 1
+            self._seconds[(route, method)] += seconds
 
     def error(self, code: str) -> None:
-        self._errors[code] += 1
+        with self._mutex:
+            self._errors[code] += 1
 
     def text(self, gauges: dict[str, float], counters: dict[str, float]) -> str:
         """The exposition; `gauges` and `counters` are added by name."""
+        with self._mutex:
+            return self._text(gauges, counters)
+
+    def _text(self, gauges: dict[str, float], counters: dict[str, float]) -> str:
         lines = ["# TYPE fsd_requests_total counter"]
         for (route, method, status), count in sorted(self._requests.items()):
             lines.append(

@@ -25,6 +25,7 @@ from fsd.model.limits import (
     KIB,
     MIB,
     NS_BATCH_MAX,
+    SENT_AT_ONCE_MAX,
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
 )
@@ -33,6 +34,7 @@ from fsd.model.times import rfc3339
 from fsd.server.context import (
     Context,
     context,
+    declared_length,
     flag,
     hold_large,
     idempotent_call,
@@ -51,6 +53,7 @@ from fsd.server.context import (
     to_answer,
     whole,
 )
+from fsd.server.lanes import LANES
 from fsd.server.leases import read_exclusive
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
@@ -166,7 +169,10 @@ async def commit(request: Request) -> Response:
     def work(ctx: Context, fs: FsRef, who: Grant, body: bytes | bytearray) -> bytes:
         return ctx.service.commits.commit(fs, read_commit(body), who).encode()
 
-    return await _hot(request, _COMMIT_MAX, work, recall=True)
+    answer = await _hot(request, _COMMIT_MAX, work, recall=True)
+    if (declared_length(request, _COMMIT_MAX) or SENT_AT_ONCE_MAX + 1) <= SENT_AT_ONCE_MAX:
+        request.scope[LANES] = context(request).lanes
+    return answer
 
 
 async def store_packs(request: Request) -> Response:

@@ -1,5 +1,5 @@
 """uvicorn's HTTP protocol with the bounds it lacks, the size of a request's head and the time it may take,
-and a short way for large bodies (`body`).
+a short way for large bodies (`body`), and lending a connection to a lane (`lanes`).
 
 Without them one connection that drips a header could hold memory and a descriptor for ever. Event loop's
 thread.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from functools import partial
 from typing import Any
 
 import httptools
@@ -17,6 +19,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from fsd.model.errors import UsageError
 from fsd.model.limits import HEAD_MAX, HEAD_TIMEOUT
 from fsd.server.body import LAND_LEAST, Landing, arriving
+from fsd.server.lanes import LANE_AFTER, Headers, Lane, Lanes, lanes_of
+
+log = logging.getLogger(__name__)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -28,6 +33,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_open = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._small = 0  # small commits in a row
+        self._lane: Lane | None = None
+        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,6 +89,67 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
         else:
             there.take(body, self.loop.time())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        lanes = None if self.cycle is None else lanes_of(self.cycle.scope)
+        self._small = 0 if lanes is None else self._small + 1
+        if lanes is not None and self._small >= LANE_AFTER:
+            # The answer is written at the end of the loop's turn; what comes is read after its next begins.
+            self.loop.call_soon(partial(self._lend, lanes))
+
+    def _lend(self, lanes: Lanes) -> None:
+        """Have the next requests served by a thread, if nothing of one has come and nothing is to be sent."""
+        cycle, transport = self.cycle, self.transport
+        if self._lane is not None or self._head_open or self.scheme == "https" or transport.is_closing():
+            return
+        if not cycle.response_complete or cycle.more_body or not cycle.keep_alive or self.pipeline:
+            return
+        if transport.get_write_buffer_size() or self._stopping:
+            return
+        self._small = 0
+        self.flow.pause_reading()
+        sock = transport.get_extra_info("socket")
+        self._lane = lanes.lend(sock.fileno(), self._default_headers, self._lane_ended)
+        if self._lane is None:
+            self.flow.resume_reading()
+        else:
+            self._unset_keepalive_if_required()
+
+    def _default_headers(self) -> Headers:
+        return self.server_state.default_headers
+
+    def _lane_ended(self, data: bytes, over: bool) -> None:
+        """On the lane's thread."""
+        try:
+            self.loop.call_soon_threadsafe(partial(self._back, data, over))
+        except RuntimeError:
+            log.debug("a lane ended after the event loop")
+
+    def _back(self, data: bytes, over: bool) -> None:
+        """The connection is the loop's again, with what the lane has read of a request."""
+        self._lane = None
+        if self.transport.is_closing():
+            return
+        if over or (self._stopping and not data):
+            self.transport.close()
+            return
+        if data:
+            self.data_received(data)
+            if self._stopping:
+                super().shutdown()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        self.flow.resume_reading()
+
+    def shutdown(self) -> None:
+        self._stopping = True
+        if self._lane is None:
+            super().shutdown()
+        else:
+            self._lane.end()
 
     def send_400_response(self, msg: str) -> None:
         error = UsageError("that is no HTTP request" if msg.startswith("Invalid") else msg)

@@ -36,8 +36,9 @@ class Waiters:
         self._checker: asyncio.Task[None] | None = None
 
     def waiting(self, subject: Hashable) -> bool:
-        """Whether anybody waits for `subject`. Any thread."""
-        return subject in self._waiting
+        """Whether anybody waits for `subject` who was not woken yet: who was looks later. Any thread, after
+        the change."""
+        return not all(event.is_set() for event in list(self._waiting.get(subject, ())))
 
     def register(self, subject: Hashable) -> asyncio.Event:
         """An event that is set at the next change. Register before the first look at the subject, so that

@@ -24,8 +24,11 @@ def test_a_wake_between_look_and_wait_is_not_lost() -> None:
         event = waiters.register("a")
         waiters.wake("b")
         assert not await waiters.wait(event, 0.01)
+        assert waiters.waiting("a")
         waiters.wake("a")
+        assert not waiters.waiting("a"), "who was woken looks anyway"
         assert await waiters.wait(event, 5)
+        assert waiters.waiting("a")
         assert not await waiters.wait(event, 0.01)
         assert waiters.count == 1 and waiters.waiting("a")
         waiters.forget("a", event)

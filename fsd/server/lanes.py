@@ -1,0 +1,189 @@
+"""Lanes: a connection that brings one small commit after the other is served by a thread of its own.
+
+An fsync waits for each thread on its way to be woken. By the event loop a commit wakes the loop, then a
+worker, then the loop again for the answer, and is carried by a task, a request, a response and four messages.
+A lane's thread waits in `recv`, commits, answers with one `send` and waits again. It does only what is
+usual: whole small commits, one at a time. With whatever else comes, or when nothing comes for a while, the
+connection goes back to the loop, what was read of it included, and is served as if it had never been away.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from fsd.model.limits import BODY_IDLE, KIB, LANE_IDLE, LANES_MAX, SENT_AT_ONCE_MAX
+
+log = logging.getLogger(__name__)
+
+LANES: Final = "fsd.lanes"  # in a request's scope: who may serve the next ones of its connection
+LANE_AFTER: Final = 3  # small commits in a row: a connection that brings all kinds of requests stays
+_ROOM: Final = SENT_AT_ONCE_MAX + 8 * KIB  # of a request, its head included
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Serving(Protocol):
+    """What a lane says to requests. Any thread."""
+
+    def part(self, data: bytes) -> bool:
+        """Whether `data` is the beginning of a request that may become one of these."""
+
+    def answer(self, data: bytes, default: Headers) -> bytes | None:
+        """The answer to the request that `data` is, with `default` among its headers; None: it is another
+        kind of request, or not just one."""
+
+
+class Lane:
+    """One connection on loan. `back` is called on the lane's thread, at its end, with what was read and not
+    answered, and whether the connection is over."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        serving: Serving,
+        default: Callable[[], Headers],
+        back: Callable[[bytes, bool], None],
+        ended: Callable[[Lane], None],
+    ) -> None:
+        self._sock, self._serving, self._default = sock, serving, default
+        self._back, self._ended = back, ended
+        self._mutex = threading.Lock()
+        self._closed = False
+        self.busy = False
+        self.thread = threading.Thread(target=self._run, name="lane", daemon=True)
+
+    def end(self) -> None:
+        """Nothing more is read; what is being answered still is. Any thread."""
+        with self._mutex:
+            if not self._closed:
+                try:
+                    self._sock.shutdown(socket.SHUT_RD)
+                except OSError:
+                    log.debug("a connection that is to end has ended")
+
+    def discard(self) -> None:
+        """Instead of its thread's end, where that never began."""
+        with self._mutex:
+            self._closed = True
+            self._sock.close()
+
+    def _run(self) -> None:
+        data, over = b"", True
+        try:
+            _wait_at_most(self._sock, LANE_IDLE)
+            data, over = self._serve()
+            # The loop has the same open file, and does not wait in its calls.
+            self._sock.setblocking(False)
+        except OSError as exc:
+            log.debug("a lane's connection broke: %s", exc)
+        except Exception:
+            log.exception("a lane failed; its connection is closed")
+        finally:
+            self.discard()
+            self._ended(self)
+            self._back(data, over)
+
+    def _serve(self) -> tuple[bytes, bool]:
+        room = bytearray(_ROOM)
+        view = memoryview(room)
+        have = 0
+        while True:
+            try:
+                got = self._sock.recv_into(view[have:])
+            except BlockingIOError:  # LANE_IDLE is over
+                return bytes(view[:have]), False
+            have += got
+            if not got:
+                return b"", True  # whoever had begun a request does not wait for an answer
+            data = bytes(view[:have])
+            if self._serving.part(data):
+                if have < _ROOM:
+                    continue
+                return data, False
+            self.busy = True
+            try:
+                told = self._serving.answer(data, self._default())
+            finally:
+                self.busy = False
+            if told is None:
+                return data, False
+            del data  # nothing of a request outlives it
+            have = 0
+            self._send(told)
+
+    def _send(self, told: bytes) -> None:
+        """Raises `OSError` when nobody takes it."""
+        self._sock.sendall(told)
+
+
+def lanes_of(scope: Mapping[str, Any]) -> Lanes | None:
+    """Who may serve the next requests of the connection that brought this one; None: the loop alone."""
+    found: Lanes | None = scope.get(LANES)
+    return found
+
+
+class Lanes:
+    """The lanes of a server, at most `most`."""
+
+    def __init__(self, serving: Serving, most: int = LANES_MAX) -> None:
+        self._serving, self._most = serving, most
+        self._mutex = threading.Lock()
+        self._all: set[Lane] = set()
+        self._closed = False
+
+    @property
+    def count(self) -> int:
+        return len(self._all)
+
+    @property
+    def busy(self) -> int:
+        """How many serve a request now. Any thread; a moment's figure."""
+        with self._mutex:
+            return sum(lane.busy for lane in self._all)
+
+    def lend(
+        self, fd: int, default: Callable[[], Headers], back: Callable[[bytes, bool], None]
+    ) -> Lane | None:
+        """Serve the connection `fd`, which the caller keeps open and leaves alone until `back` was called.
+        None: not now."""
+        with self._mutex:
+            if self._closed or len(self._all) >= self._most:
+                return None
+            lane = Lane(socket.socket(fileno=os.dup(fd)), self._serving, default, back, self._forget)
+            self._all.add(lane)
+        try:
+            lane.thread.start()
+        except RuntimeError as exc:  # no more threads are to be had
+            log.debug("no lane: %s", exc)
+            self._forget(lane)
+            lane.discard()
+            return None
+        return lane
+
+    def _forget(self, lane: Lane) -> None:
+        with self._mutex:
+            self._all.discard(lane)
+
+    def shutdown(self) -> None:
+        """End all and wait for what they answer. After the event loop's end."""
+        with self._mutex:
+            self._closed = True
+            left = list(self._all)
+        for lane in left:
+            lane.end()
+        for lane in left:
+            lane.thread.join()
+
+
+def _wait_at_most(sock: socket.socket, seconds: float) -> None:
+    """Calls wait in the kernel, by its own timers: a poll before each costs a call and a timer more."""
+    sock.setblocking(True)
+    span = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(BODY_IDLE), 0))

@@ -1,0 +1,239 @@
+"""Connections on loan to a thread: what it answers, what goes back, the bounds; which requests it takes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.wait import wait_for
+
+from fsd.model.limits import LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.server import lanes as module
+from fsd.server.lanes import Headers, Lanes
+from fsd.server.small import SmallCommits, read
+
+LONG = 60.0
+DATE: Headers = [(b"date", b"today")]
+Back = queue.SimpleQueue[tuple[bytes, bool]]
+
+
+class Lines:
+    """Answers lines; one with a question mark is not its business, "!" fails, "wait" waits for `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.began = threading.Event()
+
+    def part(self, data: bytes) -> bool:
+        return not data.endswith(b"\n")
+
+    def answer(self, data: bytes, default: Headers) -> bytes | None:
+        if b"?" in data:
+            return None
+        if b"!" in data:
+            raise ValueError(data)
+        if b"wait" in data:
+            self.began.set()
+            assert self.go.wait(LONG)
+        return data.upper() + default[0][1]
+
+
+class Line:
+    """A connection: `far` is the client's end, `near` the loop's."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.far, self.near = socket.socketpair()
+        self.near.setblocking(False)
+        self.far.settimeout(LONG)
+        self.back: Back = queue.SimpleQueue()
+        self.lane = lanes.lend(self.near.fileno(), lambda: DATE, lambda *given: self.back.put(given))
+
+    def ask(self, text: bytes) -> bytes:
+        self.far.sendall(text)
+        return self.far.recv(1 << 20)
+
+    def returned(self) -> tuple[bytes, bool]:
+        found = self.back.get(timeout=LONG)
+        assert not self.near.getblocking()
+        assert not os.get_blocking(self.near.fileno()), "the loop would wait in its calls"
+        return found
+
+    def close(self) -> None:
+        self.far.close()
+        self.near.close()
+
+
+@pytest.fixture
+def made() -> Iterator[list[Line]]:
+    lines: list[Line] = []
+    yield lines
+    for line in lines:
+        line.close()
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    serving = Lanes(Lines(), 2)
+    yield serving
+    serving.shutdown()
+    assert serving.count == 0
+
+
+def test_requests_are_answered_until_one_is_another_kind(lanes: Lanes, made: list[Line]) -> None:
+    line = Line(lanes)
+    made.append(line)
+    assert line.ask(b"a\n") == b"A\ntoday"
+    line.far.sendall(b"b")  # in two pieces
+    assert line.ask(b"c\n") == b"BC\ntoday"
+    line.far.sendall(b"what?\n")
+    assert line.returned() == (b"what?\n", False)
+    line.far.sendall(b"more")
+    assert wait_for(lambda: line.near.recv(10), LONG, "what came later") == b"more", "not the lane's any more"
+    wait_for(lambda: lanes.count == 0, LONG, "the lane to be forgotten")
+
+
+def test_a_client_that_goes_ends_it(lanes: Lanes, made: list[Line]) -> None:
+    for left in (b"", b"half a request"):
+        line = Line(lanes)
+        made.append(line)
+        assert line.ask(b"a\n")
+        line.far.sendall(left)
+        line.far.close()
+        assert line.returned() == (b"", True)
+
+
+def test_a_request_larger_than_its_room_goes_back_as_far_as_it_came(lanes: Lanes, made: list[Line]) -> None:
+    line = Line(lanes)
+    made.append(line)
+    sent = b"x" * 100_000
+    line.far.sendall(sent)
+    data, over = line.returned()
+    assert not over and SENT_AT_ONCE_MAX < len(data) < len(sent) and sent.startswith(data)
+
+
+def test_who_asks_nothing_for_a_while_goes_back(monkeypatch: pytest.MonkeyPatch, made: list[Line]) -> None:
+    monkeypatch.setattr(module, "LANE_IDLE", 0.02)
+    lanes = Lanes(Lines(), 2)
+    for left in (b"", b"half"):
+        line = Line(lanes)
+        made.append(line)
+        line.far.sendall(left)
+        assert line.returned() == (left, False)
+    lanes.shutdown()
+
+
+def test_a_defect_closes_the_connection_and_is_logged(
+    lanes: Lanes, made: list[Line], caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(lanes)
+    made.append(line)
+    line.far.sendall(b"!\n")
+    assert line.back.get(timeout=LONG) == (b"", True)
+    assert "ValueError" in caplog.text
+
+
+def test_there_are_at_most_so_many(lanes: Lanes, made: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    made += [Line(lanes), Line(lanes), Line(lanes)]
+    assert [line.lane is not None for line in made] == [True, True, False] and lanes.count == 2
+    made[0].far.close()
+    assert made[0].returned() == (b"", True)
+
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        without = Line(lanes)
+    made.append(without)
+    assert without.lane is None and lanes.count == 1, "a place that nobody has is free"
+    last = Line(lanes)
+    made.append(last)
+    assert last.lane is not None and last.ask(b"a\n") == b"A\ntoday"
+    assert LANES_MAX == 64
+
+
+def test_an_end_waits_for_what_is_being_answered(made: list[Line]) -> None:
+    serving = Lines()
+    lanes = Lanes(serving, 2)
+    busy, idle = Line(lanes), Line(lanes)
+    made += [busy, idle]
+    busy.far.sendall(b"wait\n")
+    assert serving.began.wait(LONG)
+    assert lanes.busy == 1 and lanes.count == 2
+    ending = threading.Thread(target=lanes.shutdown)
+    ending.start()
+    assert idle.returned() == (b"", True)
+    assert ending.is_alive()
+    serving.go.set()
+    assert busy.far.recv(100) == b"WAIT\ntoday"
+    assert busy.returned() == (b"", True)
+    ending.join(LONG)
+    assert not ending.is_alive()
+    late = Line(lanes)
+    made.append(late)
+    assert late.lane is None
+
+
+HEAD = (
+    b"POST /v1/file-systems/fs_abc/commits HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer fsd1.x.y\r\n"
+    b"X-Fsd-Call: c1\r\nContent-Length: 3\r\n\r\n"
+)
+
+
+def test_an_ordinary_commit_is_read() -> None:
+    found = read(HEAD + b"abc")
+    assert found == ("fs_abc", "fsd1.x.y", b"c1", b"abc")
+    assert read(HEAD.replace(b"X-Fsd-Call: c1\r\n", b"") + b"abc") == ("fs_abc", "fsd1.x.y", b"", b"abc")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b"POST ", b"PUT "),
+        (b"/commits", b"/packs"),
+        (b"/commits", b"/commits?x=1"),
+        (b"/commits", b"/%63ommits"),
+        (b"fs_abc/", b"fs_abc/x/"),
+        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"HTTP/1.1", b"HTTP/9"),
+        (b"Host: h", b"Connection: close"),
+        (b"Host: h", b"Connection: upgrade\r\nUpgrade: h2c"),
+        (b"Host: h", b"Expect: 100-continue"),
+        (b"Host: h", b"Transfer-Encoding: chunked"),
+        (b"Host: h", b"X-Fsd-Test-Now: 1000"),
+        (b"Host: h", b"Content-Length: 3"),
+        (b"Host: h", b"Authorization: Bearer other"),
+        (b"Host: h", b"Host : h"),
+        (b"Bearer", b"Basic"),
+        (b"Bearer fsd1.x.y", b"Bearer "),
+        (b"Bearer fsd1.x.y", b"Bearer \xff"),
+        (b"Authorization", b"X-Authorization"),
+        (b"c1", b"c" * 65),
+        (b"c1", b"a b"),
+        (b"Length: 3", b"Length: 4"),
+        (b"Length: 3", b"Length: 2"),
+        (b"Length: 3", b"Length: +3"),
+        (b"Content-Length: 3\r\n", b""),
+    ],
+)
+def test_what_is_not_just_that_is_left_to_the_loop(change: tuple[bytes, bytes]) -> None:
+    assert HEAD.replace(*change) != HEAD
+    assert read(HEAD.replace(*change) + b"abc") is None
+
+
+def test_only_the_beginning_of_a_small_commit_is_waited_for() -> None:
+    none: Any = None
+    commits = SmallCommits(none)
+    whole = HEAD + b"abc"
+    for at in range(1, len(whole)):
+        assert commits.part(whole[:at]), whole[:at]
+        assert read(whole[:at]) is None
+    assert not commits.part(whole) and not commits.part(whole + b"POST")
+    for data in (b"GET /v1/", b"P\0", HEAD.replace(b"Length: 3", b"Length: 65537"), b"\x16\x03\x01\x02"):
+        assert not commits.part(data), data
+    assert commits.part(HEAD.replace(b"Length: 3", b"Length: 65536"))
