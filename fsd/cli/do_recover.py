@@ -57,9 +57,17 @@ class NoCache:
 
 
 def volume_options(context: Context, args: SimpleNamespace) -> VolumeOptions:
-    """What the mount at that place was opened with, as far as sending its log needs it."""
+    """What the mount at that place was opened with, as far as sending its log needs it. To take files out the
+    filesystem's id is enough where there is no token any more."""
     where, subtree = resolve(place(args)), remote_path(args.remote_path)
-    file_system = context.data().file_system_id
+    file_system = context.claim.file_system_id if without_token(context, args) else None
+    if args.export and not context.claim.token and not file_system:
+        raise NotAuthenticated(
+            "no filesystem token",
+            hint="set FSD_TOKEN; where it is lost, --file-system-id says which filesystem's (`fsd doctor` "
+            "names it), and files are taken out as far as the log holds them",
+        )
+    file_system = file_system or context.data().file_system_id
     ident = mount_id(file_system, subtree, where)
     return VolumeOptions(
         state_dir=state_dir(context, args) / "mounts" / ident,
@@ -72,17 +80,29 @@ def volume_options(context: Context, args: SimpleNamespace) -> VolumeOptions:
     )
 
 
+def without_token(context: Context, args: SimpleNamespace) -> bool:
+    """Whether there is nobody to ask: what the log holds is all that can be taken out."""
+    return bool(args.export and not context.claim.token and context.claim.file_system_id)
+
+
 def recover(context: Context, args: SimpleNamespace) -> Document:
-    identity, wanted = context.data(), volume_options(context, args)
+    wanted = volume_options(context, args)
     if not wanted.state_dir.is_dir():
         raise NotFound(
             f"nothing was left at {wanted.path}: there is no {wanted.state_dir}",
             hint="give the --state-dir and --remote-path of the mount; `fsd doctor` lists left-overs",
         )
-    options = RemoteOptions(identity.endpoint, parse(identity.secret), insecure=context.claim.insecure)
-    remote = HttpRemote(options, context.host)
     if args.retry + bool(args.export) + args.discard + args.as_conflicts > 1:
         raise UsageError("--retry, --export, --discard and --as-conflicts exclude each other")
+    if without_token(context, args):
+        lock = prepare(wanted)
+        try:
+            return not_sent(context, args, wanted, None, NotAuthenticated("no filesystem token"))
+        finally:
+            os.close(lock)
+    identity = context.data()
+    options = RemoteOptions(identity.endpoint, parse(identity.secret), insecure=context.claim.insecure)
+    remote = HttpRemote(options, context.host)
     lock = prepare(wanted)
     try:
         if args.as_conflicts:
@@ -104,11 +124,12 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
 
 
 def not_sent(
-    context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote, error: FsdError
+    context: Context, args: SimpleNamespace, wanted: VolumeOptions, remote: HttpRemote | None, error: FsdError
 ) -> Document:
     """What was written and cannot be sent: under a writer lease that somebody else took since
     (`--as-conflicts` sends it), with a token the server does not take any more, to a server that is gone, or
-    to one that went back to an older copy of its data and does not have what this was written on.
+    to one that went back to an older copy of its data and does not have what this was written on; or without
+    a token and so without a `remote`.
     Taken out or dropped, else told. Without a server's word files go as far as the log holds them."""
     lost, other = isinstance(error, LeaseLost), isinstance(error, HistoryChanged)
     value: dict[str, Any] = {

@@ -134,7 +134,7 @@ ROWS: Final = (
             mount_path(), STATE,
             flag("--remote-path", "the subtree that was mounted (default /)", metavar="PATH", default="/"),
             switch("--retry", "try refused changes again; beside what others changed since"),
-            flag("--export", "write the files of refused changes, or of a lost --exclusive mount, here",
+            flag("--export", "write the files of refused changes, or of what can never be sent, here",
                  metavar="DIR"),
             switch("--discard", "drop refused changes, or what can never be sent, for good"),
             switch("--as-conflicts", "send what a lost --exclusive mount had: what clashes goes beside"),

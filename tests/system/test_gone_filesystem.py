@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from support.cli import process
 from support.sandbox import Sandbox
 from support.server import Server
 
@@ -70,6 +71,27 @@ def test_it_is_told_at_once_and_what_was_not_sent_is_kept_until_it_is_taken_out(
     dropped = recover(box, "--discard", "--yes")
     assert dropped.returncode == 0 and json.loads(dropped.stdout)["status"] == "discarded"
     assert recover(box).returncode == 0
+
+
+def test_without_a_token_the_filesystems_id_is_enough_to_take_files_out(box: Sandbox) -> None:
+    """A sandbox that lost its environment, with the state directory alone. Nothing is sent or dropped."""
+    assert box.fsd("unmount", str(box.mountpoint), check=False).returncode == 6
+    place = ("recover", os.fspath(box.mountpoint), "--state-dir", os.fspath(box.state), "--output", "json")
+    bare = {"HOME": box.env["HOME"]}
+    told = process(*place, "--export", str(box.base / "no"), env=bare)
+    assert told.code == 3 and "--file-system-id" in told.err
+    target = box.base / "out"
+    named = ("--file-system-id", box.fs.id)
+    taken = process(*place, "--export", str(target), *named, env=bare)
+    assert taken.code == 6, taken.err
+    assert json.loads(taken.out)["reason"] == "no filesystem token"
+    assert (target / "d" / "own").read_bytes() == b"own" * 500_000
+    assert process(*place, "--discard", "--yes", *named, env=bare).code == 3
+    assert process(*place, *named, env=bare).code == 3
+    other = process(*place, "--export", str(target), "--file-system-id", "fs_" + "a" * 20, env=bare)
+    assert other.code == 5, "nothing was left of that one"
+    again = recover(box, "--export", str(box.base / "again"))
+    assert len(json.loads(again.stdout)["exported"]) == 2, "it is all still there"
 
 
 def test_all_that_was_made_is_taken_out_under_its_last_name(box: Sandbox) -> None:
