@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.bench import Bench, Mount
-from test_fork_engines import fork, merge, on
+from support.forking import fork, merge, on
 
 from fsd.model.attrs import ROOT_INO
 from fsd.service.access import FsRef

@@ -342,6 +342,21 @@ def test_the_lease_stays_with_the_copy_that_commits_first_for_long(tmp_path: Pat
         copies(tmp_path / str(seed), seed)
 
 
+def opened(place: Place, client: Client) -> bool:
+    """Mount; False where another is or was the writer."""
+    try:
+        client.open()
+    except LeaseHeld:
+        return False
+    except LeaseLost:
+        # Its user decides. While another is the writer the command would say so and do nothing.
+        client.net.faulty = False
+        if not place.bench.service.leases.held(place.bench.fs):
+            place.recover(client, shared=True)
+        return False
+    return True
+
+
 def days(directory: Path, seed: int) -> int:
     """Two exclusive mounts of one place in the filesystem, time that jumps, a network that fails: at each
     moment one writer, so no conflict ever, and every file that was taken is there in the end.
@@ -360,16 +375,8 @@ def days(directory: Path, seed: int) -> int:
         place.pass_(rng.choice((0.1, 1.0, 5.0, LEASE_TTL / 2, LEASE_TTL + 1)))
         client.net.faulty = rng.random() < 0.5
         if name not in mounted:
-            try:
-                client.open()
+            if opened(place, client):
                 mounted.add(name)
-            except LeaseHeld:
-                continue
-            except LeaseLost:
-                # Its user decides. While another is the writer the command would say so and do nothing.
-                client.net.faulty = False
-                if not place.bench.service.leases.held(place.bench.fs):
-                    place.recover(client, shared=True)
             continue
         roll = rng.random()
         if roll < 0.55:

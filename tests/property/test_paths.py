@@ -113,6 +113,15 @@ class Local:
         there = os.lstat(self.at(path))
         (os.rmdir if stat.S_ISDIR(there.st_mode) else os.unlink)(self.at(path))
 
+    def rename_to_free(self, one: bytes, other: bytes) -> None:
+        """Rename, unless the name is taken."""
+        os.stat(os.path.dirname(self.at(one)) + b"/.")
+        os.stat(os.path.dirname(self.at(other)) + b"/.")
+        os.lstat(self.at(one))
+        if os.path.lexists(self.at(other)):
+            raise OSError(errno.EEXIST, "taken")
+        os.rename(self.at(one), self.at(other))
+
     def copy(self, source: bytes, target: bytes) -> None:
         one, other = self.at(source), self.at(target)
         there = os.lstat(one)
@@ -214,18 +223,9 @@ def step(rng: random.Random, remote: Remote, local: Local) -> tuple[str, int, in
             lambda: os.rename(local.at(one), local.at(other)),
         )
     elif kind == "noreplace":
-
-        def noreplace() -> None:
-            os.stat(os.path.dirname(local.at(one)) + b"/.")
-            os.stat(os.path.dirname(local.at(other)) + b"/.")
-            os.lstat(local.at(one))
-            if os.path.lexists(local.at(other)):
-                raise OSError(errno.EEXIST, "taken")
-            os.rename(local.at(one), local.at(other))
-
         there, here = (
             lambda: remote.do(lambda p, tx, fs: p.rename(tx, fs, first, second, overwrite=False)),
-            noreplace,
+            lambda: local.rename_to_free(one, other),
         )
     elif kind == "copy":
         there, here = (

@@ -72,16 +72,7 @@ def work(service: Service) -> FsRef:
         ],
         [],
     )
-    questions = [
-        (LOOKUP, ROOT_INO, b"g", 100),
-        (LIST, ROOT_INO, b"", 100),
-        (ATTRS, (ROOT_INO, file, 99)),
-        (BLOCKS, file, 0, 10),
-        (TREE, ROOT_INO, 1000),
-        (PATH, (b"d", b"late")),
-    ]
-    service.namespace.ask(fs, questions)
-    service.namespace.ask(fs, questions, At(seq=head))
+    _ask_everything(service, fs, file, head)
     checkpoints(service, fs, head)
     service.db.write(lambda tx: pins.unpin(tx, service.packs, fs, number))
     service.packs.read(fs.id, [blob.hash for blob in blobs + large])
@@ -93,6 +84,20 @@ def work(service: Service) -> FsRef:
     _sweep(service, fs)
     _forks(service, fs)
     return fs
+
+
+def _ask_everything(service: Service, fs: FsRef, file: int, seq: int) -> None:
+    """Of now, and of the retained state `seq`."""
+    questions = [
+        (LOOKUP, ROOT_INO, b"g", 100),
+        (LIST, ROOT_INO, b"", 100),
+        (ATTRS, (ROOT_INO, file, 99)),
+        (BLOCKS, file, 0, 10),
+        (TREE, ROOT_INO, 1000),
+        (PATH, (b"d", b"late")),
+    ]
+    service.namespace.ask(fs, questions)
+    service.namespace.ask(fs, questions, At(seq=seq))
 
 
 def checkpoints(service: Service, fs: FsRef, seq: int) -> None:

@@ -41,6 +41,24 @@ def fill(path: Path) -> None:
     os.close(fd)
 
 
+def all_are_told(at: PackStore) -> None:
+    """Several store at once where there is no room."""
+    errors: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            at.packs.store(at.fs, FS_NAME, [make_blob(noise(f"many.{number}", 60_000))])
+        except NoSpace as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 6, f"{len(errors)} of 6 writers were told"
+
+
 def main() -> None:
     disk = Path(sys.argv[1])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", disk], check=True, timeout=50)
@@ -74,20 +92,7 @@ def main() -> None:
         assert taken < 20_000
     print("starved")
 
-    errors: list[BaseException] = []
-
-    def one(number: int) -> None:
-        try:
-            at.packs.store(at.fs, FS_NAME, [make_blob(noise(f"many.{number}", 60_000))])
-        except NoSpace as exc:
-            errors.append(exc)
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(errors) == 6, f"{len(errors)} of 6 writers were told"
+    all_are_told(at)
     assert check(at, 4, set(range(4))) == 4, "reading goes on"
     print("alone")
 

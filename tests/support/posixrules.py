@@ -125,6 +125,29 @@ def path_calls(path: bytes) -> dict[str, Op]:
     }
 
 
+def forbidden() -> dict[str, tuple[list[Step], bytes]]:
+    """Situations in which a directory above does not let a user do it."""
+    return {
+        "no search": (
+            [*make("dir", b"d", 0o777), *make("file", b"d/x", 0o666), (ROOT, ("chmod", b"d", 0o666))],
+            b"d/x",
+        ),
+        "no search above": (
+            [*make("dir", b"d", 0o777), *make("dir", b"d/e", 0o777), (ROOT, ("chmod", b"d", 0o600))],
+            b"d/e/x",
+        ),
+        "no write": (
+            [*make("dir", b"d", 0o777), *make("file", b"d/x", 0o666), (ROOT, ("chmod", b"d", 0o555))],
+            b"d/x",
+        ),
+        "no write, absent": (make("dir", b"d", 0o555), b"d/x"),
+        "no write, a directory": (
+            [*make("dir", b"d", 0o777), *make("dir", b"d/x", 0o777), (ROOT, ("chmod", b"d", 0o555))],
+            b"d/x",
+        ),
+    }
+
+
 def situations() -> dict[str, tuple[list[Step], bytes]]:
     """What a path meets: steps that bring it about, and the path."""
     chain = [(ROOT, ("symlink", b"c%d" % (n + 1), b"c%d" % n)) for n in range(41)]
@@ -149,23 +172,7 @@ def situations() -> dict[str, tuple[list[Step], bytes]]:
         ),
         "chain of 40": ([*chain, *make("file", b"c41", 0o666)], b"c1"),
         "chain of 41": ([*chain, *make("file", b"c41", 0o666)], b"c0"),
-        "no search": (
-            [*make("dir", b"d", 0o777), *make("file", b"d/x", 0o666), (ROOT, ("chmod", b"d", 0o666))],
-            b"d/x",
-        ),
-        "no search above": (
-            [*make("dir", b"d", 0o777), *make("dir", b"d/e", 0o777), (ROOT, ("chmod", b"d", 0o600))],
-            b"d/e/x",
-        ),
-        "no write": (
-            [*make("dir", b"d", 0o777), *make("file", b"d/x", 0o666), (ROOT, ("chmod", b"d", 0o555))],
-            b"d/x",
-        ),
-        "no write, absent": (make("dir", b"d", 0o555), b"d/x"),
-        "no write, a directory": (
-            [*make("dir", b"d", 0o777), *make("dir", b"d/x", 0o777), (ROOT, ("chmod", b"d", 0o555))],
-            b"d/x",
-        ),
+        **forbidden(),
         "dot": ([], b"."),
         "dot dot": ([], b".."),
         "dot of a directory": (make("dir", b"d", 0o777), b"d/."),

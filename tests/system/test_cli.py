@@ -347,6 +347,11 @@ def test_journals_in_both_spellings(shared_fs: TestFs) -> None:
     assert fsd(shared_fs, "journal", "append", "j1", *other, code=1)
     assert fsd(shared_fs, "journal", "append", "j1", "--expected-seq", "2", *once[:2], code=1)
 
+    read_back(shared_fs, one["head_hash"])
+
+
+def read_back(shared_fs: TestFs, head: str) -> None:
+    """What the journal `j1` holds, by every command that reads."""
     text = fsd(shared_fs, "journal", "read", "j1", "--after-seq", "0").text
     assert "123456789012345678901234567890" in text
     assert '"f": 1.10' in text
@@ -363,7 +368,7 @@ def test_journals_in_both_spellings(shared_fs: TestFs) -> None:
     checked = fsd(shared_fs, "journal", "verify", "j1").json
     assert checked["ok"] is True
     assert checked["entries"] == 6
-    assert fsd(shared_fs, "journal", "verify", "j1", "--head-hash", one["head_hash"]).json["ok"]
+    assert fsd(shared_fs, "journal", "verify", "j1", "--head-hash", head).json["ok"]
     assert fsd(shared_fs, "journal", "verify", "j1", "--head-hash", "0" * 64, code=1)
     listed = fsd(shared_fs, "journal", "list", "--query", "journals[].journal_id").json
     assert listed == ["j1"]
@@ -375,7 +380,7 @@ def test_journals_in_both_spellings(shared_fs: TestFs) -> None:
     exported = fsd(shared_fs, "journal", "export", "j1").text.splitlines()
     assert len(exported) == 7
     assert fsd(shared_fs, "journal", "read", "absent", code=5)
-    verify_offline("\n".join(exported).encode(), one["head_hash"])
+    verify_offline("\n".join(exported).encode(), head)
 
 
 def verify_offline(export: bytes, head: str) -> None:

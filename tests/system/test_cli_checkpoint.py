@@ -90,6 +90,12 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     run(fs, "checkpoint", "restore", done["undo_checkpoint_id"], "--yes")
     assert run(fs, "cat", "/tasks/plan.md").out == b"two\n"
 
+    undeleted(fs, first)
+    renamed(fs)
+    deleted_and_thinned(fs, first)
+
+
+def undeleted(fs: TestFs, first: str) -> None:
     run(fs, "rm", "/tasks/more.md")
     back = run(fs, "undelete", "/tasks/more.md").json
     assert back["undo_checkpoint_id"] is None
@@ -99,8 +105,6 @@ def test_a_day_with_checkpoints(shared_fs: TestFs, tmp_path: Path) -> None:
     versions = run(fs, "history", "/tasks/plan.md").json["versions"]
     assert versions[0]["live"]
     assert first in {one["newest"]["checkpoint_id"] for one in versions}
-    renamed(fs)
-    deleted_and_thinned(fs, first)
 
 
 def renamed(fs: TestFs) -> None:

@@ -93,11 +93,11 @@ def test_one_at_a_time_is_one_thread_and_many_are_no_more_than_the_bound(workers
     run(scene)
 
 
-def test_no_job_is_forgotten_between_busy_and_idle(workers: Workers) -> None:
+def test_no_job_is_forgotten_between_busy_and_idle(workers: Workers, pytestconfig: pytest.Config) -> None:
     """Bursts around the number of threads, each job so short that workers fall idle while more come."""
 
     async def scene() -> None:
-        for burst in range(1500):
+        for burst in range(1500 if pytestconfig.getoption("--all") else 400):
             count = 1 + burst % 6
             done = await asyncio.gather(*(workers.run(partial(int, at)) for at in range(count)))
             assert done == list(range(count))
