@@ -365,17 +365,19 @@ def _finish_put(
     content = uploading.finish()
     call = _put_call(request, who, content)
     folded: Folded | None = None
-    for _ in range(APPEND_FOLDS_MAX):
-        try:
-            return change(
-                ctx,
-                fs,
-                who,
-                call,
-                lambda tx, f=folded: _put_answer(ctx, tx, fs, put, content, f),  # type: ignore[misc]
-            )
-        except FoldNeeded as needed:
-            folded = fold(ctx.service.packs, fs, needed)
+    packs = ctx.service.packs
+    with packs.landing(fs.name, content.prepared):
+        for _ in range(APPEND_FOLDS_MAX):
+            try:
+                return change(
+                    ctx,
+                    fs,
+                    who,
+                    call,
+                    lambda tx, f=folded: _put_answer(ctx, tx, fs, put, content, f),  # type: ignore[misc]
+                )
+            except FoldNeeded as needed:
+                folded = fold(packs, fs, needed)
     raise InternalError("the file is being appended to by others all the time", hint="try again")
 
 

@@ -12,6 +12,7 @@ a range when the server stops is lost. Crash points: those of the store (`pack.*
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,12 +23,27 @@ from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
-from fsd.model.errors import DamagedBody, IntegrityError, NoSpace, NotFound, TooLarge, Unavailable
+from fsd.model.errors import (
+    Busy,
+    Conflict,
+    DamagedBody,
+    FsdError,
+    IntegrityError,
+    NoSpace,
+    NotAuthenticated,
+    NotFound,
+    PosixError,
+    TooLarge,
+    Unavailable,
+    UsageError,
+)
 from fsd.model.limits import KIB, PACK_INLINE_MAX, PACK_MOVES_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX, UPLOAD_MAX
 from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
 from fsd.service.retained import source
 from fsd.wire.frame import Blob, pack_pieces, verify
+
+log = logging.getLogger(__name__)
 
 _PACK_FORMAT: Final = 1
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
@@ -186,14 +202,20 @@ class Packs:
 
     @contextlib.contextmanager
     def landing(self, fs_name: str, prepared: Prepared | None) -> Iterator[None]:
-        """Around the transaction that inserts `prepared`: where it finds that the filesystem was deleted, the
-        object goes too, since `FileSystems.collect` may have looked for objects already; and where the disk
-        is full, since each further try would leave one more there."""
+        """Around the transaction that inserts `prepared`: where that did not happen for a reason of the
+        request's, its object goes too. No row names it; the filesystem may have been deleted, so that
+        `FileSystems.collect` has looked for objects already; and who is refused, or finds the disk full,
+        and tries again would leave one more there each time. After other errors nobody knows, or the
+        caller tries again: it is left to the sweep."""
         try:
             yield
-        except (NotFound, NoSpace):
-            if prepared is not None and prepared.made is not None and prepared.made.data is None:
-                self.discard(fs_name, prepared.made.number)
+        except (NotFound, NoSpace, Conflict, PosixError, Busy, NotAuthenticated, UsageError):
+            made = None if prepared is None else prepared.made
+            if made is not None and made.data is None:
+                try:
+                    self.discard(fs_name, made.number)
+                except FsdError as exc:
+                    log.warning("pack %016x of %s is left to the sweep: %s", made.number, fs_name, exc)
             raise
 
     def missing(self, tx: Tx, fs: int, hashes: set[bytes]) -> list[bytes]:
