@@ -368,7 +368,7 @@ class Reading:
     def _note(self, reply: Reply) -> None:
         """Take revision and size from the answer's head; cut the wanted range to the file."""
         revision, size = (reply.header("ETag") or "").strip('"'), reply.header("X-Fsd-Size")
-        if not revision or size is None or not size.isdigit():
+        if not revision or size is None or not (size.isascii() and size.isdigit()):
             reply.close()
             raise Unavailable("the answer is no file of an fsd server")
         if self.revision is not None and self.revision != revision:

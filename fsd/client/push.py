@@ -140,6 +140,13 @@ def differs(tree: bytes, base: dict[bytes, Base]) -> bool:
         return True
 
 
+def _mode_of(sign: tuple[object, ...]) -> int:
+    """The permissions in a file's signature."""
+    mode = sign[1]
+    assert isinstance(mode, int), "of a link"
+    return mode
+
+
 def _only_mode(known: Base, sign: tuple[object, ...]) -> bool:
     """Whether the file's permissions changed and nothing tells of its content."""
     before = known.signature
@@ -240,7 +247,7 @@ class _Push:
         sign = signature(local)
         if known is not None and _only_mode(known, sign):
             # The last one wins, whoever changed the content.
-            self.files.chmod(goal, stat.S_IMODE(os.lstat(local).st_mode))
+            self.files.chmod(goal, _mode_of(sign))
             self._arrived(below, FILE, known.revision, "attributes", sign)
             return
         match = known.revision if known is not None and known.kind == FILE else None

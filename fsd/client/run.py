@@ -276,6 +276,11 @@ def _push(files: Files, work: _Work, result: RunResult) -> None:
         result.error = NotDrained("the push was abandoned by a second signal")
     except FsdError as exc:
         result.error = exc
+    except BaseException:
+        # What arrived is known to be there: `push_left` would take it for somebody else's.
+        if work.directory.exists():
+            work.remember(files.http.host)
+        raise
     if result.error is None and result.pushed.failed:
         first = result.pushed.failed[0]
         result.error = NotDrained(f"{first.path} could not be pushed: {first.message}")

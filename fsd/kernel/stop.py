@@ -220,7 +220,7 @@ class Stopper:
         self._in_hand += 1
         try:
             await self._detach(lazy=lazy)
-        except FsdError:
+        except BaseException:  # no process to be had for fusermount3, say: whoever unmounts later ends it
             self._in_hand -= 1
             raise
         await self._session_over(lazy)

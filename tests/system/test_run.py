@@ -451,3 +451,23 @@ def test_a_tree_that_went_after_its_run_says_nothing_about_files(
     with pytest.raises(UsageError, match="is gone"):
         push_left(files, left)
     assert names(files) == before != []
+
+
+def test_a_push_that_breaks_off_is_gone_on_with(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had arrived was taken for somebody else's: each file got a conflict copy of its own."""
+
+    def breaks(*args: Any) -> None:
+        push(*args)
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fsd.client.run.push", breaks)
+        with pytest.raises(RuntimeError, match="a defect"):
+            shell(files, tmp_path, "echo new > a; echo more > b")
+    (left,) = left_overs(tmp_path / "base")
+    (left / "tree" / "b").write_bytes(b"later")
+    done = push_left(files, left)
+    assert (done.exit_code, done.pushed.conflicts, done.pushed.files) == (0, [], 1)
+    assert get(files, b"/w/a") == b"new\n" and get(files, b"/w/b") == b"later"
