@@ -47,6 +47,8 @@ struct request {
         struct {
             uint64_t fh, offset;
             uint32_t size, write_flags;
+            uint64_t lock_owner;
+            uint32_t flags, padding;
         } write;
         struct {
             uint64_t lookups;
@@ -55,7 +57,7 @@ struct request {
 };
 enum { OP_FORGET = 2, OP_GETATTR = 3, OP_SETATTR = 4, OP_OPEN = 14, OP_WRITE = 16, OP_GETXATTR = 22 };
 enum { SETATTR_KILLS = 1 << 11, OPEN_KILLS = 1 << 0, WRITE_FROM_PAGES = 1 << 0, WRITE_KILLS = 1 << 2 };
-enum { KILLS = 1, FROM_PAGES = 2 }; /* what last() tells */
+enum { KILLS = 1, FROM_PAGES = 2, APPENDS = 4, PLACED = 8 }; /* what last() tells */
 /* So many are answered here in a row: whoever asks without an end must not keep the loop from what was posted to it. */
 enum { IN_A_ROW = 64 };
 
@@ -357,7 +359,8 @@ static unsigned int told(void)
         return newest.in.open.open_flags & OPEN_KILLS ? KILLS : 0;
     case OP_WRITE:
         flags = newest.in.write.write_flags;
-        return (flags & WRITE_KILLS ? KILLS : 0) | (flags & WRITE_FROM_PAGES ? FROM_PAGES : 0);
+        return (flags & WRITE_KILLS ? KILLS : 0) | (flags & WRITE_FROM_PAGES ? FROM_PAGES : 0) |
+               (newest.in.write.flags & O_APPEND ? APPENDS : PLACED);
     default:
         return 0;
     }
@@ -454,7 +457,7 @@ static PyObject *changed_directory(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"last", last, METH_NOARGS,
      "Of the request received last: its operation (0: none was seen), what it says (1: the set-id bits go, 2: written "
-     "from pages), and the thread and the group it came from."},
+     "from pages, 4: by a handle that appends, 8: by one that does not), and the thread and the group it came from."},
     {"keep_forgotten", keep_forgotten, METH_NOARGS,
      "From now on keep what the kernel forgets, as long as there is room. The connection must not block."},
     {"take_forgotten", take_forgotten, METH_NOARGS, "What was kept: (inode, lookups)."},

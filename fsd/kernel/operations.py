@@ -411,7 +411,8 @@ class FsdOperations(pyfuse3.Operations):
                 done = self._volume.write(fh, offset, data, mapped=mapped)
             else:
                 mapped |= change.from_pages
-                done = self._volume.write(fh, offset, data, change.kills, change.groups, mapped=mapped)
+                by = change.kills, change.groups
+                done = self._volume.write(fh, offset, data, *by, mapped=mapped, appends=change.appends)
         except Park as park:
             if self.direct.writers and not park.again:  # it was done, and is being committed
                 self._written_too(fh, park)

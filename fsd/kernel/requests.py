@@ -23,6 +23,8 @@ from fsd.kernel.extensions import load
 INIT: Final = 26
 KILLS: Final = 1
 FROM_PAGES: Final = 2
+APPENDS: Final = 4
+PLACED: Final = 8
 EVERY_GROUP: Final = range(1 << 32)
 _CAP_FOWNER: Final = 1 << 3
 _CAP_FSETID: Final = 1 << 4
@@ -34,12 +36,15 @@ _LOOKS: Final = 1000
 
 class Change(NamedTuple):
     """A request that changes a file, as the kernel sees it. `kills`: its caller may not keep the set-id bits.
-    `from_pages`: of what was stored through a mapping, by whomever. `pid` and `gid` are the caller's."""
+    `from_pages`: of what was stored through a mapping, by whomever. `pid` and `gid` are the caller's.
+    `appends`: whether the handle of a write has O_APPEND now, which fcntl may change after its open; None
+    where that was not seen."""
 
     kills: bool
     from_pages: bool
     pid: int
     gid: int
+    appends: bool | None = None
 
     def groups(self) -> Collection[int]:
         """All groups of the caller, who waits for our answer; of one that is not seen from here its own."""
@@ -112,7 +117,8 @@ def newest() -> Change:
     assert _extension is not None, "it is not there"
     operation, bits, pid, gid = _extension.last()
     # One that could not be seen (no descriptor left for a look into libfuse's pipe) rather loses the bits.
-    return Change(bool(bits & KILLS) or not operation, bool(bits & FROM_PAGES), pid, gid)
+    appends = bool(bits & APPENDS) if bits & (APPENDS | PLACED) else None
+    return Change(bool(bits & KILLS) or not operation, bool(bits & FROM_PAGES), pid, gid, appends)
 
 
 def seen(operation: int) -> bool:

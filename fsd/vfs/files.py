@@ -105,6 +105,7 @@ class FileCalls(NameCalls):
         """O_TRUNC; `taken` bits go from the mode."""
         time = None
         if node.size > 0:
+            self.one_more(node)
             self.truncate(node, 0)
             node.file().hold = True
         else:
@@ -112,6 +113,12 @@ class FileCalls(NameCalls):
             time = self.core.stamp()
         if taken or time is not None:
             self.set_attributes(node, mode=node.mode & ~taken if taken else None, mtime=time)
+
+    def one_more(self, node: Inode) -> None:
+        """Before a truncation, which needs no room in the log, makes it a changed file: park while there are
+        as many as are kept."""
+        if not node.gone and (node.content is None or not node.content.unclean):
+            self.room_in_memory()
 
     def opened(self, node: Inode, flags: int) -> int:
         fh = self.new_handle(node, flags)
@@ -276,12 +283,14 @@ class FileCalls(NameCalls):
         groups: Callable[[], Collection[int]] = frozenset,
         *,
         mapped: bool = False,
+        appends: bool | None = None,
     ) -> int:
         """On an O_SYNC/O_DSYNC handle parks with `again=False` until committed. `kills` and `groups`: the
         writer's, as for open.
 
         `mapped`: pages of a shared mapping, which have their place in the file whatever handle the kernel
-        writes them by, and take no bits of the mode."""
+        writes them by, and take no bits of the mode. `appends`: whether the handle has O_APPEND now, which
+        fcntl changes; None: as it was opened."""
         handle = self.handle(fh)
         if handle.drops >= 0:
             self.dropped(handle)
@@ -291,7 +300,7 @@ class FileCalls(NameCalls):
         core = self.core
         if core.guarded:
             self.must_be_writable(node)
-        append = bool(handle.flags & os.O_APPEND) and not mapped
+        append = (bool(handle.flags & os.O_APPEND) if appends is None else appends) and not mapped
         if append:
             self.current(node)
             offset = node.size
@@ -419,6 +428,7 @@ class FileCalls(NameCalls):
             if not node.is_file:
                 raise PosixError(errno.EISDIR if node.is_dir else errno.EINVAL, "it has no size to set")
             had = node.size
+            self.one_more(node)
             self.truncate(node, size)
             if size == 0 and had > 0 and node.file().writers:
                 node.file().hold = True

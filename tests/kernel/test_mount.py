@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import signal
@@ -196,6 +197,40 @@ def test_mapped_and_direct_and_appended(place: Place) -> None:
         " truncate -s 5000001 big",
     )
     elsewhere(place, box)
+
+
+@pytest.mark.parametrize("flags", [0, os.O_DIRECT], ids=["pages", "direct"])
+def test_whether_a_handle_appends_is_what_fcntl_said_last(place: Place, flags: int) -> None:
+    box = place.box()
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, page)  # as O_DIRECT needs it
+
+    def write(fd: int, what: bytes, at: int) -> None:
+        memory[:] = what * page
+        assert os.pwritev(fd, [memory], at) == page
+
+    def shown(path: Path) -> bytes:
+        return path.read_bytes()[::page]
+
+    was, becomes = box.mountpoint / "was", box.mountpoint / "becomes"
+    fd = os.open(was, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600)
+    for what in (b"a", b"b", b"c"):
+        write(fd, what, 0)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    write(fd, b"X", page)
+    assert shown(was) == b"aXc"
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_APPEND)
+    write(fd, b"d", 0)
+    os.close(fd)
+    assert shown(was) == b"aXcd"
+    fd = os.open(becomes, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    write(fd, b"a", page)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_APPEND)
+    write(fd, b"b", 0)
+    os.close(fd)
+    assert shown(becomes) == b"\0ab"
+    other = elsewhere(place, box).mountpoint
+    assert (shown(other / "was"), shown(other / "becomes")) == (b"aXcd", b"\0ab")
 
 
 def test_an_unlinked_open_file_lives_and_leaves_nothing(place: Place) -> None:
