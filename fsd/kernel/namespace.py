@@ -1,5 +1,6 @@
-"""Mounts of this user's that another mount namespace has, and this one does not list: one that was made in a
-container or under `unshare -m`, found from outside by the same records. Imports neither pyfuse3 nor trio.
+"""Mounts of this user's and mount namespaces: one that was made in a container or under `unshare -m`, found
+from outside by the same records; and one that a namespace made later has a copy of. Imports neither pyfuse3
+nor trio.
 """
 
 from __future__ import annotations
@@ -29,6 +30,20 @@ def told(record: Record, command: str) -> tuple[str, str]:
     if not way:
         return "", ""
     return f"mounted in another mount namespace (daemon {record.pid})", f"`{way} {command}`"
+
+
+def is_copy(record: Record) -> bool:
+    """Whether the daemon has its mount in a namespace of its own, so that the one listed here is a copy."""
+    try:
+        apart = os.readlink(f"/proc/{record.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return False  # it has ended, or cannot be seen from here
+    return apart and _lists(record.pid, record.source)
+
+
+def goes_on(record: Record) -> bool:
+    """Whether the daemon's own namespace lists the mount."""
+    return _lists(record.pid, record.source)
 
 
 def _lists(pid: int, source: str) -> bool:

@@ -129,10 +129,11 @@ class RuntimeDir:
     def read(self, mount_id: str) -> Record:
         """The record, in this directory or where a pointer leads. Raises `NotFound`."""
         found = self.load(mount_id)
-        if found is None:
-            pointer = RuntimeDir(fixed_directory(os.geteuid()), self.host).load(mount_id)
-            if pointer is not None and Path(pointer.runtime_dir) != self.path:
-                found = RuntimeDir(Path(pointer.runtime_dir), self.host).load(mount_id)
+        if found is not None:
+            return self._behind(found) or found
+        pointer = RuntimeDir(fixed_directory(os.geteuid()), self.host).load(mount_id)
+        if pointer is not None and Path(pointer.runtime_dir) != self.path:
+            found = self._behind(pointer)
         if found is None:
             raise NotFound(
                 f"no record of mount {mount_id} in {self.path}", hint="was it mounted by another user?"
@@ -152,6 +153,13 @@ class RuntimeDir:
             # Absent, or written by something else: for every reader the same as absent.
             return None
 
+    def _behind(self, found: Record) -> Record | None:
+        """What `found` points to, which knows more: a pointer is as the mount began. (The directory of the
+        pointers is also some commands' own.) Itself where it is no pointer."""
+        if Path(found.runtime_dir) == self.path:
+            return found
+        return RuntimeDir(Path(found.runtime_dir), self.host).load(found.mount_id)
+
     def _own_records(self) -> list[Record]:
         try:
             names = sorted(self.path.glob("*.json"))
@@ -161,7 +169,7 @@ class RuntimeDir:
 
     def records(self) -> list[Record]:
         """Every record, those behind pointers too, by mount point."""
-        found = {record.mount_id: record for record in self._own_records()}
+        found = {record.mount_id: self._behind(record) or record for record in self._own_records()}
         for pointer in RuntimeDir(fixed_directory(os.geteuid()), self.host)._own_records():
             real = RuntimeDir(Path(pointer.runtime_dir), self.host).load(pointer.mount_id)
             if real is not None:

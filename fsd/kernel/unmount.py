@@ -151,8 +151,8 @@ def unmount(
 ) -> dict[str, Any]:
     """Drain, detach, and wait until the daemon has ended. A place that a mount was bound to (`mount --bind`,
     a container's volume) is detached alone, and the answer says where the mount goes on: umount(8) comes
-    here for each of them, since the kernel lists all with one source. The last of them, or where a mount was
-    moved to, ends it.
+    here for each of them, since the kernel lists all with one source. So is a copy of the mount that a mount
+    namespace made later has. The last of them, or where a mount was moved to, ends it.
 
     Raises `Busy` (still mounted), `NotDrained` (detached; the rest is kept), `NotFound` (nothing mounted).
     """
@@ -170,6 +170,8 @@ def unmount(
             raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
         at = record.mountpoint if record.mountpoint in others else others[0]
         return {"status": "unmounted", "still_mounted_at": at}
+    if namespace.is_copy(record):
+        return _unmount_copy(resolved, record, directory, within, say, host, lazy=lazy)
     remains.free(record.pid, resolved, record.source)
     try:
         answer = request(
@@ -191,6 +193,28 @@ def unmount(
     if mountpoint.still_listed(resolved, record.source):
         raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
     return _judged(answer, f"{resolved} is unmounted, but not everything was sent")
+
+
+def _unmount_copy(
+    place: Path,
+    record: Record,
+    directory: RuntimeDir,
+    within: float | None,
+    say: Say,
+    host: Host,
+    *,
+    lazy: bool,
+) -> dict[str, Any]:
+    """Detach this namespace's copy. Where the two share their mounts that was the mount itself: then until
+    its daemon has sent the rest and ended."""
+    mountpoint.detach(place, lazy=lazy)
+    if mountpoint.still_listed(place, record.source):
+        raise Busy(f"{place} is still listed by the kernel", hint="`fsd unmount --lazy`")
+    if namespace.goes_on(record):
+        return {"status": "unmounted", "still_mounted_at": record.mountpoint}
+    _wait_gone(directory, record, host, within, say)
+    ended = directory.read(record.mount_id).ended or {"status": "not_drained"}
+    return _judged({"status": "unmounted", **ended}, f"{place} is unmounted, but not everything was sent")
 
 
 def _absent(place: Path, directory: RuntimeDir) -> NotFound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -167,3 +168,30 @@ def test_a_mount_in_another_namespace_is_told_with_the_way_to_it(tiny: Tiny) -> 
     assert not tiny.alive()
     with pytest.raises(NotFound, match="nothing is mounted at"):
         unmount.unmount(tiny.place, tiny.directory, 30, say, Host())
+
+
+def unmounted_apart(place: Path, propagation: str) -> dict[str, object]:
+    """`fsd unmount` in a mount namespace of its own, after which that one does not list the place."""
+    script = f'"$0" -m fsd unmount {place} --output json && ! grep " {place} " /proc/self/mountinfo >&2'
+    apart = ["unshare", "-m", "--propagation", propagation, "sh", "-c", script, sys.executable]
+    done = subprocess.run(apart, cwd=TESTS, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, object] = json.loads(done.stdout)
+    return told
+
+
+def test_an_unmount_in_a_namespace_made_later_is_of_its_copy_alone(tiny: Tiny) -> None:
+    """It had ended the mount for everybody else."""
+    assert tiny.start().returncode == 0
+    told = unmounted_apart(tiny.place, "private")
+    assert (told["status"], told["still_mounted_at"]) == ("unmounted", str(tiny.place))
+    assert tiny.listed() and tiny.alive()
+    (tiny.place / "d").mkdir()
+
+
+def test_an_unmount_in_a_namespace_that_shares_its_mounts_ends_the_mount(private: Tiny) -> None:
+    run("mount", "--make-shared", private.base)
+    assert private.start().returncode == 0
+    told = unmounted_apart(private.place, "unchanged")
+    assert told["status"] == "unmounted" and "still_mounted_at" not in told
+    assert not private.listed() and not private.alive()

@@ -19,7 +19,7 @@ import trio.testing
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import entries, feed, fresh, sender
+from fsd.kernel import entries, feed, fresh, runtime, sender
 from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, PAUSED, Machine
@@ -29,7 +29,7 @@ from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
 from fsd.kernel.options import mount_id
 from fsd.kernel.stop import MERGE, Drained, Stopper, quiet
 from fsd.kernel.supervisor import Supervisor
-from fsd.model.errors import HistoryChanged, Unavailable
+from fsd.model.errors import HistoryChanged, NotFound, Unavailable
 from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
 from fsd.vfs.commit import CommitJob
 from fsd.vfs.loads import AskJob
@@ -544,3 +544,24 @@ class TestFresh:
         file.unlink()
         assert fresh.changed(again)
         assert not fresh.changed({})
+
+
+def test_a_pointer_is_followed_from_its_own_directory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root's commands see mounts that were made under another XDG_RUNTIME_DIR."""
+    fixed, real = (runtime.RuntimeDir(tmp_path / name, Host()) for name in ("fixed", "real"))
+    monkeypatch.setattr(runtime, "fixed_directory", lambda uid: fixed.path)
+    fixed.make()
+    real.make()
+    record = runtime.Record("m", "fs", "/place", "s", "d", "l", "e", "/", str(real.path))
+    real.write(record)
+    real.point(record)
+    real.update("m", pid=7, state=runtime.MOUNTED)
+    for directory in (fixed, real):
+        assert directory.read("m").pid == 7
+        assert [(one.pid, one.state) for one in directory.records()] == [(7, runtime.MOUNTED)]
+    real.record_path("m").unlink()
+    assert fixed.read("m") == record  # all that is known of it
+    with pytest.raises(NotFound):
+        real.read("m")
