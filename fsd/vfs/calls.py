@@ -288,8 +288,9 @@ class Calls:
             raise Park(want)
 
     def room_in_memory(self, length: int = 0) -> None:
-        """Park while as much is unsent as a mount keeps. All there is to removals, which need no room in the
-        log. No round: what is to be sent goes by its age, and a look at each of so many files costs much."""
+        """Park while as much is unsent as a mount keeps. All there is to removals and truncations, which need
+        no room in the log. No round: what is to be sent goes by its age, and a look at each of so many files
+        costs much."""
         if self.unsent >= self.unsent_max:
             want = self.space_want()
             self.space_wants.append((length, want))

@@ -152,3 +152,36 @@ def test_however_small_only_so_many_changes_wait_to_be_sent(tmp_path: Path) -> N
     assert {**found, last: b""} == {**files, last: b"", "/older": b"x"}
     client.volume.close()
     client.bench.close()
+
+
+def test_files_that_are_emptied_are_counted_too(tmp_path: Path) -> None:
+    """They need no room in the log, so nothing bounded how many of them a mount kept unsent."""
+    client = small(tmp_path)
+    root = client.volume.root_ino
+    inos = [client.put(root, b"f%d" % number, b"x") for number in range(60)]
+    client.until(client.volume.barrier())
+    client.volume.unsent_max = 40
+    client.net.cut = 1 << 30
+    emptied = 0
+    want = None
+    while want is None:
+        assert emptied < len(inos), "nothing stopped it"
+        try:
+            if emptied % 2:
+                client.volume.setattr(inos[emptied], size=0)
+            else:
+                client.volume.release(client.volume.open(inos[emptied], os.O_WRONLY | os.O_TRUNC))
+            emptied += 1
+        except Park as park:
+            want = park.want
+    assert 38 <= emptied <= 40
+    client.volume.setattr(inos[0], size=1)  # one that counts already is none more
+    client.net.cut = 0
+    for ino in inos[emptied:]:
+        client.call(lambda v, ino=ino: v.setattr(ino, size=0))  # type: ignore[misc]
+        assert client.volume.unsent <= 41
+    client.until(client.volume.barrier())
+    contents = {path: entry[1] for path, entry in server_tree(client.bench).items()}
+    assert contents == {f"/f{number}": b"" if number else b"\0" for number in range(60)}
+    client.volume.close()
+    client.bench.close()
