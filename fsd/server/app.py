@@ -72,7 +72,7 @@ def make_app(service: Service, host: Host, admin_key: str, *, test_clock: bool) 
     ctx = Context(service, host, admin_key, Waiters(None))
     if service.db.engine != "sqlite":
         ctx.waiters = Waiters(lambda subjects: ctx.poll(lambda: _heads(service, subjects)))
-    ctx.lanes = Lanes(SmallCommits(ctx))
+    ctx.lanes = Lanes(SmallCommits(ctx), host.monotonic)
     routes = all_routes()
     app = Starlette(routes=[one.mounted() for one in routes], exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False

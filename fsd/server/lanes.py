@@ -50,8 +50,9 @@ class Lane:
         default: Callable[[], Headers],
         back: Callable[[bytes, bool], None],
         ended: Callable[[Lane], None],
+        monotonic: Callable[[], float],
     ) -> None:
-        self._sock, self._serving, self._default = sock, serving, default
+        self._sock, self._serving, self._default, self._monotonic = sock, serving, default, monotonic
         self._back, self._ended = back, ended
         self._mutex = threading.Lock()
         self._closed = False
@@ -92,7 +93,7 @@ class Lane:
     def _serve(self) -> tuple[bytes, bool]:
         room = bytearray(_ROOM)
         view = memoryview(room)
-        have = 0
+        have, until = 0, 0.0
         while True:
             try:
                 got = self._sock.recv_into(view[have:])
@@ -103,9 +104,12 @@ class Lane:
                 return b"", True  # whoever had begun a request does not wait for an answer
             data = bytes(view[:have])
             if self._serving.part(data):
-                if have < _ROOM:
+                now = self._monotonic()
+                if have == got:
+                    until = now + LANE_IDLE
+                if have < _ROOM and now < until:
                     continue
-                return data, False
+                return data, False  # one that drips the loop gives up in its time
             self.busy = True
             try:
                 told = self._serving.answer(data, self._default())
@@ -131,8 +135,8 @@ def lanes_of(scope: Mapping[str, Any]) -> Lanes | None:
 class Lanes:
     """The lanes of a server, at most `most`."""
 
-    def __init__(self, serving: Serving, most: int = LANES_MAX) -> None:
-        self._serving, self._most = serving, most
+    def __init__(self, serving: Serving, monotonic: Callable[[], float], most: int = LANES_MAX) -> None:
+        self._serving, self._monotonic, self._most = serving, monotonic, most
         self._mutex = threading.Lock()
         self._all: set[Lane] = set()
         self._closed = False
@@ -155,7 +159,8 @@ class Lanes:
         with self._mutex:
             if self._closed or len(self._all) >= self._most:
                 return None
-            lane = Lane(socket.socket(fileno=os.dup(fd)), self._serving, default, back, self._forget)
+            sock = socket.socket(fileno=os.dup(fd))
+            lane = Lane(sock, self._serving, default, back, self._forget, self._monotonic)
             self._all.add(lane)
         try:
             lane.thread.start()

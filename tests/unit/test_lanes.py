@@ -6,13 +6,14 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.wait import wait_for
 
-from fsd.model.limits import LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.model.limits import LANE_IDLE, LANES_MAX, SENT_AT_ONCE_MAX
 from fsd.server import lanes as module
 from fsd.server.lanes import Headers, Lanes
 from fsd.server.small import SmallCommits, read
@@ -78,7 +79,7 @@ def made() -> Iterator[list[Line]]:
 
 @pytest.fixture
 def lanes() -> Iterator[Lanes]:
-    serving = Lanes(Lines(), 2)
+    serving = Lanes(Lines(), time.monotonic, 2)
     yield serving
     serving.shutdown()
     assert serving.count == 0
@@ -116,9 +117,23 @@ def test_a_request_larger_than_its_room_goes_back_as_far_as_it_came(lanes: Lanes
     assert not over and SENT_AT_ONCE_MAX < len(data) < len(sent) and sent.startswith(data)
 
 
+def test_a_request_that_drips_goes_back(made: list[Line]) -> None:
+    """By the clock, whenever its last piece came."""
+    now = queue.SimpleQueue[float]()
+    lanes = Lanes(Lines(), lambda: now.get(timeout=LONG), 2)
+    line = Line(lanes)
+    made.append(line)
+    for at, piece in ((100.0, b"a"), (100.0 + LANE_IDLE - 1, b"b"), (100.0 + LANE_IDLE, b"c")):
+        line.far.sendall(piece)
+        now.put(at)
+        wait_for(now.empty, LONG, "the piece to be read")
+    assert line.returned() == (b"abc", False)
+    lanes.shutdown()
+
+
 def test_who_asks_nothing_for_a_while_goes_back(monkeypatch: pytest.MonkeyPatch, made: list[Line]) -> None:
     monkeypatch.setattr(module, "LANE_IDLE", 0.02)
-    lanes = Lanes(Lines(), 2)
+    lanes = Lanes(Lines(), time.monotonic, 2)
     for left in (b"", b"half"):
         line = Line(lanes)
         made.append(line)
@@ -159,7 +174,7 @@ def test_there_are_at_most_so_many(lanes: Lanes, made: list[Line], monkeypatch: 
 
 def test_an_end_waits_for_what_is_being_answered(made: list[Line]) -> None:
     serving = Lines()
-    lanes = Lanes(serving, 2)
+    lanes = Lanes(serving, time.monotonic, 2)
     busy, idle = Line(lanes), Line(lanes)
     made += [busy, idle]
     busy.far.sendall(b"wait\n")
