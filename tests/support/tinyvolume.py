@@ -186,7 +186,15 @@ class TinyVolume:
     def read(self, fh: int, offset: int, size: int) -> bytes:
         return bytes(self.nodes[self.handles[fh]].data[offset : offset + size])
 
-    def write(self, fh: int, offset: int, data: bytes, *caller: object, mapped: bool = False) -> int:
+    def write(
+        self,
+        fh: int,
+        offset: int,
+        data: bytes,
+        *caller: object,
+        mapped: bool = False,
+        appends: bool | None = None,
+    ) -> int:
         inode = self.nodes[self.handles[fh]]
         inode.data.extend(bytes(max(0, offset - len(inode.data))))
         inode.data[offset : offset + len(data)] = data
