@@ -36,6 +36,7 @@ from fsd.model.errors import Busy, FsdError, UsageError
 from fsd.model.limits import MIB, STOP_TIMEOUT
 from fsd.server.app import Front, make_app
 from fsd.server.clock import with_test_clock
+from fsd.server.context import Context
 from fsd.server.protocol import BoundedProtocol
 from fsd.server.sweep import in_background
 from fsd.service.open import ServiceOptions, open_service
@@ -134,7 +135,7 @@ async def _serve(options: ServeOptions, front: Front, bound: socket.socket, read
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     # What is old by one clock is not by the other.
-    background = [asyncio.create_task(_housekeeping(front, expire=not options.test_clock))]
+    background = [asyncio.create_task(housekeeping(front.context, expire=not options.test_clock))]
     if not options.test_clock:
         background.append(asyncio.create_task(in_background(front.context)))
     try:
@@ -183,24 +184,25 @@ class _Server(uvicorn.Server):
         self._front.context.waiters.stop()
 
 
-async def _housekeeping(front: Front, *, expire: bool) -> None:
+async def housekeeping(ctx: Context, *, expire: bool) -> None:
     """Remove what deleted filesystems left and, with `expire`, keys and checkpoints whose time is over, a
-    bounded part at a time."""
-    ctx = front.context
+    bounded part at a time. One that fails, while the store is away say, holds up none of the others."""
+    service = ctx.service
+    jobs = [service.filesystems.collect, service.forks.copy_some]
+    if expire:
+        jobs += [service.idempotency.sweep, service.checkpoints.expire]
     while True:
-        try:
-            more = await ctx.poll(ctx.service.filesystems.collect)
-            more += await ctx.poll(ctx.service.forks.copy_some)
-            if expire:
-                more += await ctx.poll(ctx.service.idempotency.sweep)
-                more += await ctx.poll(ctx.service.checkpoints.expire)
-        except FsdError as exc:
-            log.warning("housekeeping: %s; it is tried again", exc)
-            more = 0
-        except Exception:  # a defect of one round must not end all later ones
-            log.exception("housekeeping failed; it is tried again")
-            more = 0
-        await asyncio.sleep(0.01 if more else _COLLECT_EVERY)
+        done, failed = 0, False
+        for job in jobs:
+            try:
+                done += await ctx.poll(job)
+            except FsdError as exc:
+                log.warning("housekeeping: %s; it is tried again", exc)
+                failed = True
+            except Exception:  # a defect of one round must not end all later ones
+                log.exception("housekeeping failed; it is tried again")
+                failed = True
+        await asyncio.sleep(0.01 if done and not failed else _COLLECT_EVERY)
 
 
 def _check(options: ServeOptions) -> None:

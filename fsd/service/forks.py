@@ -350,14 +350,20 @@ class Forks:
     # -- deleting ------------------------------------------------------------------------------------
 
     def aliases(self, tx: Tx, fs: FsRef) -> list[FsRef]:
-        """Forks that read this filesystem's rows: those not copied, and theirs. Origins before forks."""
+        """Forks that read this filesystem's rows: those not copied, and theirs. Origins before forks. Raises
+        `Busy` when they are more than one transaction takes along: none may be left behind without rows."""
         found: list[FsRef] = []
         waiting = [fs.id]
         while waiting:
+            if len(found) > FORK_CHAIN_MAX:
+                raise Busy(
+                    f"more than {FORK_CHAIN_MAX} forks of {fs.name} are still being copied",
+                    hint="wait a moment: they are copied in the background",
+                )
             rows = tx.all(
                 "SELECT f.id, f.name FROM fork k CROSS JOIN fs f WHERE k.origin=? "
                 "AND k.origin_pin IS NOT NULL AND f.id=k.fs AND f.status='active' ORDER BY f.id LIMIT ?",
-                (waiting.pop(), FORK_CHAIN_MAX),
+                (waiting.pop(), FORK_CHAIN_MAX + 1),
             )
             found += [FsRef(int(row[0]), row[1]) for row in rows]
             waiting += [int(row[0]) for row in rows]
