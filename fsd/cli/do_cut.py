@@ -179,9 +179,8 @@ def capture(context: Context, args: SimpleNamespace) -> Document:
     store = ThreadStore(contract)
     with Writer(contract, args.thread) as writer:
         context.progress(f"reading {args.directory}")
-        found = Capture(policy, secrets, contract, file_max=args.max_file_size or CONTRACT_BLOB_MAX).run(
-            args.directory
-        )
+        largest = CONTRACT_BLOB_MAX if args.max_file_size is None else args.max_file_size
+        found = Capture(policy, secrets, contract, file_max=largest).run(args.directory)
         head = store.get_head(args.thread)
         record: dict[str, Any] = {
             "id": f"checkpoint-{context.host.token_bytes(12).hex()}",

@@ -87,6 +87,13 @@ def size(raw: str) -> int:
     return made
 
 
+def positive_size(raw: str) -> int:
+    bytes_ = size(raw)
+    if not bytes_:
+        raise UsageError(f"{raw!r} must be more than zero")
+    return bytes_
+
+
 def mode(raw: str) -> int:
     """Permission bits from octal digits."""
     if not re.fullmatch(r"0?o?[0-7]{1,5}", raw):

@@ -223,6 +223,11 @@ def test_manifests_are_read_like_states(shared_fs: TestFs, tmp_path: Path) -> No
     (local / "link").symlink_to("b")
     (local / "b").chmod(0o644)
     second = run(fs, "checkpoint", "capture", str(local), "--thread", "t").json["checkpoint_id"]
+    for bound in ("0", "2999999"):
+        refused = run(
+            fs, "checkpoint", "capture", str(local), "--thread", "t", "--max-file-size", bound, code=2
+        )
+        assert f"bytes, at most {bound}" in refused.err
     changes = run(fs, "checkpoint", "diff", first, second).json["changes"]
     assert [(one["path"], one["change"]) for one in changes] == [
         ("/b", "attributes"),

@@ -166,6 +166,13 @@ def test_sizes_nothing_has(text: str) -> None:
         values.size(text)
 
 
+@pytest.mark.parametrize("flag", ["--cache-size", "--buffer-size"])
+def test_a_bound_of_nothing_is_refused_and_not_the_default(flag: str) -> None:
+    with pytest.raises(UsageError, match="more than zero"):
+        parsed("mount", "/m", flag, "0K")
+    assert getattr(parsed("mount", "/m", flag, "1K"), flag[2:].replace("-", "_")) == 1024
+
+
 def test_a_name_is_no_cursor() -> None:
     assert parsed("ls", "/", "--after", "cGxhbg").after == "cGxhbg"
     with pytest.raises(UsageError, match="no cursor"):
