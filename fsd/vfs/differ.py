@@ -20,13 +20,19 @@ def becomes(core: Core, op: Op, outcome: Outcome) -> bool:
     if here is not None and here.is_dir:
         here.complete = False  # it has whatever the other put into it
         here.names_stale.update(here.entries)
-    twin = core.wire.known(outcome.ino)
+    numbers = (op.ino,) if here is None else core.nodes.numbers(here)
+    was, twin = core.wire.out(op.ino), core.wire.known(outcome.ino)
     core.wire.put(op.ino, outcome.ino)
+    if core.wire.known(was) in numbers:
+        # A copy that was found as another file and joined loses again: its number on the wire means the file
+        # that stays there, and here still this one, so that one needs another.
+        core.alias(core.new_ino(), was)
     core.record_if_room(STATE, 0, [core.state()])  # a replay finds it in the answer too
     if twin is not None and twin != op.ino and twin in core.nodes.by_ino:
         core.invalidate(twin)
         core.met.append((op.ino, twin))
-    stale_names_of(core, op.ino)
+    for number in numbers:
+        stale_names_of(core, number)
     for later in core.queue.of(op.ino):
         # The server does it to a file that has another name there: the old name may still mean the other's.
         if later.op is not None:

@@ -107,6 +107,17 @@ def met(tmp_path: Path) -> Iterator[Met]:
     bench.close()
 
 
+def test_one_that_loses_again_is_not_shown_under_the_first_copys_name(met: Met) -> None:
+    """Both numbers are one inode's by then; the wire's number of the first copy must find another."""
+    met.write(met.fh, FIRST)
+    met.answer()
+    met.rival.put(met.rival.volume.root_ino, COPY, b" and the rival's", sync=True)
+    files = met.settle()
+    assert files.pop("/f") == b"base and what the rival made of it"
+    assert files.pop("/copy") == b"MINE and the rival's"
+    assert list(files.values()) == [b"MINE" + FIRST]
+
+
 def test_both_were_changed_and_both_are_kept(met: Met) -> None:
     """In the same place, too: programs took them for different files."""
     other = met.open_copy()
