@@ -79,11 +79,11 @@ def mount(options: MountOptions, say: Say = to_stderr) -> int:
     place = resolve(options.mountpoint)
     options = replace(options, mountpoint=place)
     directory = RuntimeDir(options.runtime_dir, options.host)
-    directory.make()
+    _make_runtime(directory)
     prune(directory)
     lock = _lock(options, directory, say)
     try:
-        _prepare(options, place, directory)
+        _prepare(options, place, directory, say)
         if options.foreground:
             return _foreground(options, place, directory, say)
         _background(options, place, directory, say)
@@ -137,7 +137,19 @@ def _held(options: MountOptions, directory: RuntimeDir, doing: str, pid: int) ->
     )
 
 
-def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
+def _make_runtime(directory: RuntimeDir) -> None:
+    try:
+        directory.make()
+        if not os.access(directory.path, os.W_OK):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    except OSError as exc:
+        raise UsageError(
+            f"the runtime directory {directory.path} cannot be written: {exc.strerror}",
+            hint="set XDG_RUNTIME_DIR to a directory of yours that can be",
+        ) from exc
+
+
+def _prepare(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> None:
     """Clean up dead mounts, check the place, make the state directory and the record."""
     kept = clear_dead(place, keep=options.source)
     check_place(
@@ -173,7 +185,10 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir) -> None:
         shown=options.state,
     )
     directory.write(record)
-    directory.point(record)
+    try:
+        directory.point(record)
+    except (OSError, FsdError) as exc:  # a root that is read-only: whoever has this environment finds it
+        say(f"note: commands with another XDG_RUNTIME_DIR will not find this mount: {exc}")
 
 
 def _working_directory() -> Path:

@@ -18,6 +18,7 @@ from support.wait import wait_for
 from fsd.host.seam import Host
 from fsd.kernel import unmount
 from fsd.kernel.mountpoint import mounted_at, places
+from fsd.kernel.runtime import fixed_directory
 from fsd.model.errors import Busy, NotDrained, NotFound
 
 pytestmark = [pytest.mark.kernel, pytest.mark.root]
@@ -195,3 +196,29 @@ def test_an_unmount_in_a_namespace_that_shares_its_mounts_ends_the_mount(private
     told = unmounted_apart(private.place, "unchanged")
     assert told["status"] == "unmounted" and "still_mounted_at" not in told
     assert not private.listed() and not private.alive()
+
+
+def started_where_read_only(tiny: Tiny, where: Path) -> subprocess.CompletedProcess[bytes]:
+    """The tiny mount in a mount namespace of its own, in which nobody can write to `where`."""
+    script = 'mount -t tmpfs -o ro none "$0" && exec "$@"'
+    apart = ["unshare", "-m", "sh", "-c", script, str(where), *tiny.command()]
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    return subprocess.run(apart, cwd=TESTS, env=env, capture_output=True, timeout=60, check=False)
+
+
+def test_a_place_for_pointers_that_cannot_be_written_stops_no_mount(tiny: Tiny) -> None:
+    """A container whose root is read-only, with a runtime directory that is not."""
+    fixed = fixed_directory(0)
+    fixed.mkdir(mode=0o700, exist_ok=True)
+    done = started_where_read_only(tiny, fixed)
+    assert done.returncode == 0, done.stderr
+    assert b"will not find this mount" in done.stderr
+    assert tiny.alive()
+
+
+def test_a_runtime_directory_that_cannot_be_written_is_told_with_what_to_do(tiny: Tiny) -> None:
+    tiny.directory.make()
+    done = started_where_read_only(tiny, tiny.directory.path)
+    assert done.returncode == 2
+    assert b"cannot be written: Read-only file system (set XDG_RUNTIME_DIR" in done.stderr
+    assert not tiny.alive()
