@@ -53,6 +53,7 @@ PARSE_INLINE: Final = 64 * KIB  # a JSON body this small is parsed on the event 
 JSON_TYPE: Final = "application/json"
 HELD: Final = "fsd.held"  # in a request's scope: the slot of its large body
 KNOWN: Final = "fsd.known"  # and that its token, or the admin key, was looked at and found good
+_SCOPE_MAX: Final = 512  # characters of a key's scope: PostgreSQL's index entries hold some 2,700 bytes
 _SPAN_MAX: Final = 1e15  # seconds; whatever is meant, it is less
 
 
@@ -334,7 +335,10 @@ def idempotent_call(request: Request, who: str, body: bytes) -> Call | None:
         return None
     target = f"{request.method} {request.scope['path']}"
     digest = hashlib.sha256(f"{target}?{request.url.query}\n".encode() + body).digest()
-    return Call(f"{who} {target}", check_key(key), digest)
+    scope = f"{who} {target}"
+    if len(scope) > _SCOPE_MAX:
+        scope = f"{who} sha256:{hashlib.sha256(target.encode()).hexdigest()}"
+    return Call(scope, check_key(key), digest)
 
 
 def _encoded(value: object) -> bytes:

@@ -121,9 +121,10 @@ class Checkpoints:
         """Keep the present state: one row and a pin. Raises `NotFound`, `NotAuthenticated`."""
         seq, pinned, _, inodes = held(tx, fs, who)
         name, now, thread = new_id(self._host, "cp_"), self._host.wall_ns(), own_thread(fs)
+        # Before anything is written: where it raises, a commit that asked for the checkpoint goes on.
+        parent = records.head_id(tx, fs, thread)
         number = pins.add_pin(tx, fs, seq, "checkpoint", name, pinned=pinned)
         entries = inodes - 1  # the root is none
-        parent = records.head_id(tx, fs, thread)
         record: dict[str, Any] = {
             "id": name,
             "threadId": thread,

@@ -29,7 +29,7 @@ from fsd.service.native import Ask, read_ask
 from fsd.service.open import ServiceOptions, open_service
 from fsd.service.restore import Restored, Wish
 from fsd.service.retained import At
-from fsd.wire.messages import LIST, PATH
+from fsd.wire.messages import LIST, PATH, make_commit
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -50,6 +50,32 @@ def page(
     bench: Bench, before: int | None = None, limit: int = 100
 ) -> tuple[list[dict[str, Any]], int | None]:
     return bench.service.db.read(lambda tx: bench.service.checkpoints.page(tx, bench.fs, None, before, limit))
+
+
+def test_a_checkpoint_that_a_commit_cannot_make_leaves_no_pin(bench: Bench) -> None:
+    """The record of the head is lost: the commit is made, and tells why there is no checkpoint."""
+    service, mount = bench.service, bench.mount()
+    mount.mkdir(ROOT_INO, b"d")
+    mount.commit()
+    made = make(bench)
+
+    def pin_count() -> int:
+        row = service.db.read(lambda tx: tx.one("SELECT count(*) FROM pin WHERE fs=?", (bench.fs.id,)))
+        assert row is not None
+        return int(row[0])
+
+    def set_head(key: bytes) -> None:
+        service.db.write(lambda tx: tx.execute("UPDATE thread SET head=? WHERE fs=?", (key, bench.fs.id)))
+
+    set_head(b"lost")
+    mount.mkdir(ROOT_INO, b"e")
+    commit = make_commit(mount.session, mount.ticket, mount.queue, (0, 0, 0), [], {"label": "x"})
+    answer = service.commits.commit(bench.fs, commit, ADMIN_GRANT)
+    assert answer.checkpoint is not None
+    assert answer.checkpoint["error"]["code"] == "integrity"
+    assert sorted(bench.entries()) == [b"d", b"e"]
+    assert pin_count() == 1
+    set_head(records.key_of(made["checkpoint_id"]))
 
 
 def test_a_record_a_state_and_its_end(bench: Bench) -> None:

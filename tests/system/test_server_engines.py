@@ -64,6 +64,14 @@ def test_two_servers_are_one_service_and_one_may_die(servers: list[Server]) -> N
     assert names == ["large", "small"]
 
 
+def test_a_key_is_kept_for_a_path_of_any_length(servers: list[Server]) -> None:
+    """PostgreSQL has no room for it in an index: the answer was that the disk is full."""
+    fs = servers[0].create()
+    headers = {"Idempotency-Key": "k"}
+    for cid in (secrets.token_hex(8), secrets.token_hex(4000)):
+        assert fs.ask("DELETE", f"/checkpoints/{cid}", headers=headers).code == "not_found"
+
+
 def test_checkpoints_of_one_server_are_those_of_the_other(servers: list[Server]) -> None:
     """A mount that polls one replica is asked for a barrier by the other; export and restore through S3."""
     first, second = servers
