@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+from fsd.host.files import make_dirs_durable
 from fsd.kernel import fresh, namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
@@ -163,7 +164,7 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir, say: Say
     )
     own = options.state_dir / "mounts" / options.mount_id
     try:
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_dirs_durable(own)  # nobody else's, whatever the umask
         os.chmod(own, 0o700)
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):

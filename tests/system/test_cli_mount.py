@@ -306,3 +306,17 @@ def test_a_shell_that_is_in_the_mount_itself_is_told_so(sandbox: Sandbox) -> Non
     assert done.returncode == 7, done.stderr
     assert "(sh)" in done.stderr and "the shell this was typed in is one of them" in done.stderr
     sandbox.unmount()
+
+
+def test_what_is_not_sent_lies_in_nobody_elses_reach(sandbox: Sandbox) -> None:
+    """Whatever the umask: another user must not put a state directory of his in the place of one."""
+    sandbox.state = sandbox.base / "new" / "state"
+    before = os.umask(0)
+    try:
+        sandbox.mount()
+        (sandbox.mountpoint / "f").write_text("x")
+    finally:
+        os.umask(before)
+    (place,) = (sandbox.state / "mounts").iterdir()
+    for directory in (place, *list(place.parents)[:3]):
+        assert directory.stat().st_mode & 0o777 == 0o700, directory
