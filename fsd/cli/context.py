@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import BinaryIO, TextIO
 
 from fsd.cli.env import Environment, Redactor, make_claim, redactor
-from fsd.cli.output import Document, Raw, Result
+from fsd.cli.output import Document, Raw, Result, visible
 from fsd.cli.table import Command, Table, Words
 from fsd.client.identity import Claim, Identity, admin_identity, data_identity
 from fsd.host.seam import Host
@@ -106,15 +106,16 @@ class Context:
         """A line for people, on stderr."""
         with self._lock:
             self._clear_progress()
-            self.streams.stderr.write(self.redact(message) + "\n")
+            self.streams.stderr.write(visible(self.redact(message)) + "\n")
             self.streams.stderr.flush()
 
     def progress(self, message: str) -> None:
         """A line that the next one overwrites; on a terminal only."""
         if not self.streams.stderr_terminal:
             return
+        shown = visible(message).replace("\n", "\\n").replace("\t", "\\t")
         with self._lock:
-            self.streams.stderr.write("\r\x1b[K" + message[:200])
+            self.streams.stderr.write("\r\x1b[K" + shown[:200])
             self.streams.stderr.flush()
             self._progress_shown = True
 
@@ -138,7 +139,7 @@ class Context:
                     f"not done, nobody could be asked: {question}", hint="give --yes to do it without asking"
                 )
             return
-        self.streams.stderr.write(f"{question} Type yes to go on: ")
+        self.streams.stderr.write(f"{visible(question)} Type yes to go on: ")
         self.streams.stderr.flush()
         if self.streams.stdin.readline().decode("utf-8", "replace").strip().lower() not in ("yes", "y"):
             raise UsageError("not done: the answer was not yes")

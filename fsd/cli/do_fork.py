@@ -12,6 +12,7 @@ from typing import Any, Final
 from fsd.cli import values
 from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context
+from fsd.cli.do_files import shown_name
 from fsd.cli.output import Document, lines_of, table
 from fsd.client.control import Control
 from fsd.client.forks import Forks
@@ -68,7 +69,7 @@ def _merged(answer: JsonObject) -> Document:
 
 def _merge_text(answer: JsonObject) -> str:
     lines = [f"{answer['status']}\tapplied {answer['applied']}\tfs_seq {answer['fs_seq']}"]
-    lines += [f"{one['change']}\t{one['path']}" for one in answer.get("changes", [])[:_SHOWN]]
+    lines += [f"{one['change']}\t{shown_name(one, 'path')}" for one in answer.get("changes", [])[:_SHOWN]]
     rows = [
         {
             "path": one["path"],

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 
 from fsd.cli import local, values
 from fsd.cli.context import Context, path_bytes
-from fsd.cli.output import Document, Raw, columns, lines_of
+from fsd.cli.output import Document, Raw, columns, lines_of, visible
 from fsd.client.http import Http
 from fsd.client.journals import Journals, check_entry
 from fsd.client.sources import told
@@ -150,7 +150,7 @@ def follow(context: Context, args: SimpleNamespace) -> Raw:
     for seen, entry in enumerate(found, 1):
         if not args.no_wait:
             _wait_for(context, [entry], args.timeout)
-        line = show(entry) if not context.text else entry_line(entry)
+        line = visible(entry_line(entry)) if context.text else show(entry)
         context.streams.stdout.write(line.encode("utf-8", "backslashreplace") + b"\n")
         context.streams.stdout.flush()
         if args.count is not None and seen >= args.count:

@@ -61,7 +61,7 @@ def _told(context: Context, args: SimpleNamespace, result: RunResult) -> Raw:
         after = f"is pushed by: fsd run --push-left {result.kept}" if result.kept else "is not pushed"
         context.say(f"fsd run: pushed, but still at work there: {who}; what they write from now on {after}")
     if args.output == "json":
-        context.say(json.dumps(result.to_json(), ensure_ascii=False))
+        context.say(json.dumps(result.to_json()))
     if result.left is not None:
         reason = result.error.message if result.error else "the push was incomplete"
         code = result.command_exit

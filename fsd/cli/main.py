@@ -13,7 +13,7 @@ from fsd import __version__
 from fsd.cli import helptext, parse, standard, table
 from fsd.cli.context import Context, Interrupted, Streams, call
 from fsd.cli.env import Environment, redactor
-from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render
+from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render, visible
 from fsd.cli.table import Table
 from fsd.model.errors import FsdError, InternalError, NoSpace, NotFound, PosixError, Unsupported, UsageError
 
@@ -222,7 +222,7 @@ def _fail(error: FsdError, context: Context | None, format: str, streams: Stream
     if context:
         context.end_progress()
         if context.args.debug:
-            streams.stderr.write(redact("".join(traceback.format_exception(error))))
+            streams.stderr.write(visible(redact("".join(traceback.format_exception(error)))))
     streams.stderr.write(error_text(error, redact))
     if format == "json":
         streams.stderr.write(error_json(error, redact))

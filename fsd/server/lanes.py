@@ -159,7 +159,11 @@ class Lanes:
         with self._mutex:
             if self._closed or len(self._all) >= self._most:
                 return None
-            sock = socket.socket(fileno=os.dup(fd))
+            try:
+                sock = socket.socket(fileno=os.dup(fd))
+            except OSError as exc:  # no more descriptors are to be had
+                log.debug("no lane: %s", exc)
+                return None
             lane = Lane(sock, self._serving, default, back, self._forget, self._monotonic)
             self._all.add(lane)
         try:

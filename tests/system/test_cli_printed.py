@@ -32,6 +32,16 @@ def test_one_document_on_stdout_and_nothing_else(shared_fs: TestFs) -> None:
         assert isinstance(fsd(shared_fs, *argv).json, dict)
 
 
+def test_entries_that_are_followed_are_safe_for_a_terminal(shared_fs: TestFs) -> None:
+    fsd(shared_fs, "journal", "create", "shown")
+    entry = '{"type": "note", "text": "u\x9b2J"}'
+    fsd(shared_fs, "journal", "append", "shown", "--entry-json", entry)
+    read = fsd(shared_fs, "journal", "read", "shown", "--output", "text").text
+    follow = ("journal", "follow", "shown", "--count", "1", "--output", "text")
+    assert fsd(shared_fs, *follow).text == read
+    assert r"u\x9b2J" in read
+
+
 def test_errors_of_the_output_are_told(shared_fs: TestFs) -> None:
     fsd(shared_fs, "cp", "-", ":/file", stdin=b"x" * 100_000)
     env = {"PATH": os.environ["PATH"], **shared_fs.env}

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import os
+import resource
 import signal
 import socket
 import sqlite3
@@ -214,6 +215,24 @@ def test_many_mounts_at_once_lose_nothing(kept_server: Server) -> None:
     for one in mounts:
         one.connection.close()
     wait_for(lambda: lanes(kept_server) == 0, LONG, "the lanes to end with their clients")
+
+
+def test_where_no_descriptor_is_left_the_loop_goes_on_serving(server: Server) -> None:
+    mount = Mount(server.create())
+    mount.commit()
+    used = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
+    least = next(number for number in range(len(used) + 1) if number not in used)
+    before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (least, before[1]))
+    kept = mount.raw()
+    for _ in range(2 * LANE_AFTER):
+        mount.commit()
+    assert mount.connection.sock is kept
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+    mount.to_a_lane()
+    assert mount.names() == mount.opno - 1
+    assert "Traceback" not in server.log.read_text()
+    mount.connection.close()
 
 
 def test_a_stop_ends_lanes_at_once(server: Server) -> None:

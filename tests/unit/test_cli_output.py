@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.cli import FILE_SYSTEM, SECRET, TOKEN, inside
 
-from fsd.cli import main
-from fsd.cli.env import Redactor
+from fsd.cli import main, table
+from fsd.cli.context import Context, Streams
+from fsd.cli.do_fork import _merge_text
+from fsd.cli.env import Environment, Redactor
 from fsd.cli.output import Document, columns, error_json, error_text, plain, render
+from fsd.host.seam import Host
 from fsd.model.errors import (
     Busy,
     Conflict,
@@ -50,6 +55,33 @@ def test_json_is_indented_and_keeps_its_order() -> None:
 )
 def test_query_with_text(query: str, text: str) -> None:
     assert render(Document(OBJECT), "text", query) == text
+
+
+def test_what_a_terminal_would_obey_is_shown_in_every_message() -> None:
+    """Progress names files, and a name is whoever's who has a token."""
+    err = io.StringIO()
+    rows = table.load()
+    found = rows.find(["cp"])
+    assert found is not None
+    streams = Streams(io.BytesIO(b"no\n"), io.BytesIO(), err, True, True, True)
+    args = SimpleNamespace(yes=False)
+    context = Context(Environment({}), rows, found[0], ("cp",), False, args, streams, "text", Host())
+    context.progress("1 file /a\x1b[2Jb\nc\td\x9b")
+    assert err.getvalue() == "\r\x1b[K" + r"1 file /a\x1b[2Jb\nc\td\x9b"
+    context.end_progress()
+    before = len(err.getvalue())
+    context.say("kept \x1b]0;title\x07\nand more")
+    with pytest.raises(UsageError, match="not yes"):
+        context.confirm("Remove /\x1b[2J?", needs_yes=True)
+    told = err.getvalue()[before:]
+    assert told == r"kept \x1b]0;title\x07" + "\nand more\n" + r"Remove /\x1b[2J? Type yes to go on: "
+
+
+def test_a_name_with_a_line_break_is_one_line_of_a_merge() -> None:
+    answer = {"status": "merged", "applied": 1, "fs_seq": 5, "conflicts": []}
+    changes = [{"change": "added", "path": "/a\nremoved\t/b"}]
+    text = _merge_text({**answer, "changes": changes})
+    assert text.splitlines()[1:] == ["added\t/a\\nremoved\\t/b"]
 
 
 def test_a_list_of_objects_is_a_table_with_sorted_columns() -> None:
