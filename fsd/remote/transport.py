@@ -337,14 +337,22 @@ class Connection:
                     view = memoryview(b"".join(pieces[at : at + _GROUP]))
                     while view:  # in pieces, since TLS says nothing of what went before all did
                         sock.settimeout(clock.left())
-                        view = view[sock.send(view[:_TLS_PIECE]) :]
+                        try:
+                            view = view[sock.send(view[:_TLS_PIECE]) :]
+                        except TimeoutError:
+                            continue  # as below
                         clock.sent(sock)
                 return True
             for at in range(0, len(pieces), _GROUP):
                 views = [memoryview(p) for p in pieces[at : at + _GROUP] if p]
                 while views:
                     sock.settimeout(clock.left())
-                    sent = sock.sendmsg(views)
+                    try:
+                        sent = sock.sendmsg(views)
+                    except TimeoutError:
+                        # The kernel takes no more before a third of its buffer went, which is megabytes;
+                        # `left` knows whether some of it did.
+                        continue
                     clock.sent(sock)
                     while views and sent >= len(views[0]):
                         sent -= len(views.pop(0))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.badserver import reply, serving
+from support.wait import wait_for
 
 from fsd.host.seam import Host
 from fsd.model.errors import Unavailable
@@ -50,16 +51,26 @@ def secure_fixture(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def slow(sock: socket.socket, stop: threading.Event) -> None:
-    """Takes a request at its leisure, and answers it."""
+def leisurely(left: int) -> bool:
+    time.sleep(0.05)
+    return True
+
+
+def slow(sock: socket.socket, stop: threading.Event, ready: Callable[[int], bool] = leisurely) -> None:
+    """Takes a request piece by piece, each when it is `ready` with so much left of it, and answers it."""
     head = b""
     while b"\r\n\r\n" not in head:
         head += sock.recv(PIECE)
     start, _, rest = head.partition(b"\r\n\r\n")
     left = int(start.lower().split(b"content-length:")[1].split()[0]) - len(rest)
     while left:
-        stop.wait(0.05)
-        left -= len(sock.recv(min(PIECE, left)))
+        if ready(left):
+            got = sock.recv(min(PIECE, left))
+            left -= len(got)
+            if not got:
+                return  # the client has given up
+        elif stop.is_set():
+            return
     sock.sendall(reply(packb({"stored": BLOBS})))
 
 
@@ -73,6 +84,43 @@ def test_a_body_that_takes_longer_than_the_time_out_arrives_as_long_as_it_moves(
         began = time.monotonic()
         remote_to(url, secure[0] if tls else None).upload(blobs(), 5.0)
         assert time.monotonic() - began > 5.0, "this was not slow"
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_what_moves_is_waited_for_while_the_kernel_takes_no_more(
+    tls: bool, secure: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes more when a third of its buffer went. Here the other side takes a little each time that
+    somebody asks whether it goes on, and nothing else."""
+    asked, sent, goes_on = threading.Semaphore(0), transport._Clock.sent, transport._Clock._goes_on
+    looks = [0]
+
+    def take(sock: socket.socket, stop: threading.Event) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)
+        slow(sock, stop, lambda left: left < 8 * PIECE or asked.acquire(timeout=0.1))
+
+    def hurried(clock: transport._Clock, sock: socket.socket) -> None:
+        clock._patience = 0.01
+        sent(clock, sock)
+
+    def seen(clock: transport._Clock) -> bool:
+        looks[0] += 1
+        assert clock._sock is not None
+        before = transport._unsent(clock._sock)
+
+        def less() -> bool:
+            asked.release()
+            return transport._unsent(clock._sock) < before  # type: ignore[arg-type]
+
+        if before:
+            wait_for(less, 30, "the other side to take some", every=0.002)
+        return not before or goes_on(clock)
+
+    monkeypatch.setattr(transport._Clock, "sent", hurried)
+    monkeypatch.setattr(transport._Clock, "_goes_on", seen)
+    with serving_tls(*secure, take) if tls else serving(lambda peer: take(peer.sock, peer.stop)) as url:
+        remote_to(url, secure[0] if tls else None).upload(blobs()[:6], 60.0)
+    assert looks[0] > 1, "nobody waited"
 
 
 @pytest.mark.parametrize("moves", [False, True])
