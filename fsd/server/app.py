@@ -100,7 +100,9 @@ async def metrics(request: Request) -> Response:
     ctx = context(request)
     gauges = {"fsd_long_polls_waiting": float(ctx.waiters.count)}
     if ctx.lanes is not None:
-        gauges |= {"fsd_lanes": float(ctx.lanes.count), "fsd_lanes_busy": float(ctx.lanes.busy)}
+        busy = ctx.lanes.busy
+        gauges |= {"fsd_lanes": float(ctx.lanes.count), "fsd_lanes_busy": float(busy)}
+        gauges["fsd_requests_in_flight"] = float(ctx.metrics.in_flight + busy)
     text = ctx.metrics.text(gauges, sweep.counters(ctx))
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

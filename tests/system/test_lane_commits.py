@@ -175,6 +175,19 @@ def test_pieces_and_two_requests_at_once(mount: Mount) -> None:
     assert mount.names() == mount.opno - 1
 
 
+def test_who_waits_to_be_told_to_send_the_body_is_told(mount: Mount) -> None:
+    mount.to_a_lane()
+    head, _, body = request(mount).partition(b"\r\n\r\n")
+    mount.raw().sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+    said = b""
+    while not said.endswith(b"\r\n\r\n"):
+        said += mount.raw().recv(1)
+    assert said == b"HTTP/1.1 100 Continue\r\n\r\n"
+    mount.raw().sendall(body)
+    mount.took(reply(mount.raw())[1])
+    assert mount.names() == mount.opno - 1
+
+
 def test_errors_are_told_as_ever_and_a_revocation_holds_at_once(mount: Mount) -> None:
     got, raw = mount.ask("POST", "/commits", b"rubbish")
     by_loop = (got.status, raw, set(got.headers))
@@ -256,6 +269,7 @@ def test_a_stop_waits_for_the_commit_under_way(server: Server) -> None:
     other.execute("BEGIN IMMEDIATE")
     mount.raw().sendall(request(mount))
     wait_for(lambda: metric(server, "fsd_lanes_busy") == 1, LONG, "the commit to begin")
+    assert metric(server, "fsd_requests_in_flight") == 2, "it and the question"
     os.kill(server.pid, signal.SIGTERM)
     wait_for(lambda: refused(server), LONG, "the server to listen no more")
     other.execute("ROLLBACK")

@@ -252,3 +252,6 @@ def test_only_the_beginning_of_a_small_commit_is_waited_for() -> None:
     for data in (b"GET /v1/", b"P\0", HEAD.replace(b"Length: 3", b"Length: 65537"), b"\x16\x03\x01\x02"):
         assert not commits.part(data), data
     assert commits.part(HEAD.replace(b"Length: 3", b"Length: 65536"))
+    assert not commits.part(HEAD.replace(b"Host: h", b"expect: 100-continue")), (
+        "nobody would tell it to go on"
+    )
