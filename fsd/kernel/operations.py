@@ -147,7 +147,8 @@ class FsdOperations(pyfuse3.Operations):
         machine = self._machine
         since = machine.clock()
         caller = args[-1] if args else None
-        inherited = not hasattr(caller, "pid")
+        # A write may be asynchronous too.
+        inherited = isinstance(caller, Change) or not hasattr(caller, "pid")
         pid = self._caller(args[0]) if inherited else caller.pid  # type: ignore[union-attr]
         while True:
             try:

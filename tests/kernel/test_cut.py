@@ -121,6 +121,58 @@ def test_who_waits_on_a_handle_that_another_opened_can_be_killed(patient: Sandbo
             user.communicate(timeout=60)
 
 
+# Has a thread of its own submit a write (io_submit), and shows what became of it once that thread is gone.
+_ASYNCHRONOUS = """
+import ctypes, mmap, os, struct, sys, threading
+setup, events, submit = {"x86_64": (206, 208, 209), "aarch64": (0, 4, 2)}[os.uname().machine]
+call, context = ctypes.CDLL(None).syscall, ctypes.c_ulong(0)
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_DIRECT | os.O_DSYNC)
+memory = mmap.mmap(-1, 4096)
+memory[:] = b"n" * 4096
+at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+iocb = struct.pack("=QIIHhIQQqQII", 0, 0, 0, 1, 0, file, at, 4096, 0, 0, 0, 0)
+write = ctypes.create_string_buffer(iocb, 64)
+writes = (ctypes.c_void_p * 1)(ctypes.addressof(write))
+assert call(setup, 1, ctypes.byref(context)) == 0
+thread = threading.Thread(target=lambda: print(call(submit, context, 1, writes), flush=True))
+sys.stdin.readline()
+thread.start()
+thread.join()
+event = ctypes.create_string_buffer(32)
+assert call(events, context, 1, 1, event, None) == 1
+print(struct.unpack("=QQqq", event.raw)[2], flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_write_whose_thread_is_gone_is_not_interrupted(patient: Sandbox, server: Server) -> None:
+    """It was asynchronous, and its program is well."""
+    patient.mount()
+    path = patient.mountpoint / "f"
+    path.write_bytes(b"o" * 4096)
+    patient.drain()
+    argv = [sys.executable, "-c", _ASYNCHRONOUS, str(path)]
+    user = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    script = "import os, sys; file = os.open(sys.argv[1], os.O_WRONLY); os.write(file, b'x'); os.fsync(file)"
+    try:
+        os.kill(server.pid, signal.SIGSTOP)
+        assert user.stdin is not None and user.stdout is not None
+        user.stdin.write("\n")
+        user.stdin.flush()
+        assert user.stdout.readline() == "1\n"
+        # Who came later and was killed has ended: all that waits was looked at.
+        later = subprocess.Popen([sys.executable, "-c", script, str(path)])
+        wait_for(lambda: parked(later.pid), 30, "the later one to wait")
+        later.kill()
+        assert later.wait(60) == -signal.SIGKILL
+        os.kill(server.pid, signal.SIGCONT)
+        assert user.stdout.readline() == "4096\n"
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        user.kill()
+        user.communicate(timeout=60)
+
+
 @pytest.mark.long
 def test_an_fsync_in_a_paused_sandbox_is_no_error_after_it(server: Server, tmp_path: Path) -> None:
     """The sandbox stands still for longer than the I/O time-out; the server was well all the while."""
