@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 LANES: Final = "fsd.lanes"  # in a request's scope: who may serve the next ones of its connection
 LANE_AFTER: Final = 3  # small commits in a row: a connection that brings all kinds of requests stays
+_LAST_WORD: Final = 1.0  # seconds an answer may wait to be taken when the server ends
 _ROOM: Final = SENT_AT_ONCE_MAX + 8 * KIB  # of a request, its head included
 
 Headers = list[tuple[bytes, bytes]]
@@ -59,12 +60,15 @@ class Lane:
         self.busy = False
         self.thread = threading.Thread(target=self._run, name="lane", daemon=True)
 
-    def end(self) -> None:
-        """Nothing more is read; what is being answered still is. Any thread."""
+    def end(self, *, now: bool = False) -> None:
+        """Nothing more is read; what is being answered still is, and `now` nobody is waited for any more who
+        does not take an answer. Any thread."""
         with self._mutex:
             if not self._closed:
                 try:
-                    self._sock.shutdown(socket.SHUT_RD)
+                    if now:
+                        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _span(_LAST_WORD))
+                    self._sock.shutdown(socket.SHUT_RDWR if now and not self.busy else socket.SHUT_RD)
                 except OSError:
                     log.debug("a connection that is to end has ended")
 
@@ -180,12 +184,13 @@ class Lanes:
             self._all.discard(lane)
 
     def shutdown(self) -> None:
-        """End all and wait for what they answer. After the event loop's end."""
+        """End all and wait for what they answer. After the event loop's end, which waits for those that end
+        in time."""
         with self._mutex:
             self._closed = True
             left = list(self._all)
         for lane in left:
-            lane.end()
+            lane.end(now=True)
         for lane in left:
             lane.thread.join()
 
@@ -193,6 +198,10 @@ class Lanes:
 def _wait_at_most(sock: socket.socket, seconds: float) -> None:
     """Calls wait in the kernel, by its own timers: a poll before each costs a call and a timer more."""
     sock.setblocking(True)
-    span = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(BODY_IDLE), 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _span(seconds))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _span(BODY_IDLE))
+
+
+def _span(seconds: float) -> bytes:
+    """As a `struct timeval`."""
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ Back = queue.SimpleQueue[tuple[bytes, bool]]
 
 
 class Lines:
-    """Answers lines; one with a question mark is not its business, "!" fails, "wait" waits for `go`."""
+    """Answers lines; one with a question mark is not its business, "!" fails, "wait" waits for `go`, "much"
+    is answered with more than a socket takes."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -41,7 +43,7 @@ class Lines:
         if b"wait" in data:
             self.began.set()
             assert self.go.wait(LONG)
-        return data.upper() + default[0][1]
+        return data.upper() + default[0][1] + b"much" * (b"much" in data) * (1 << 22)
 
 
 class Line:
@@ -63,6 +65,10 @@ class Line:
         assert not self.near.getblocking()
         assert not os.get_blocking(self.near.fileno()), "the loop would wait in its calls"
         return found
+
+    def sent_for(self) -> int:
+        """Seconds the lane's socket waits for an answer to be taken."""
+        return int(struct.unpack("ll", self.near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16))[0])
 
     def close(self) -> None:
         self.far.close()
@@ -192,6 +198,31 @@ def test_an_end_waits_for_what_is_being_answered(made: list[Line]) -> None:
     late = Line(lanes)
     made.append(late)
     assert late.lane is None
+
+
+@pytest.mark.parametrize("asked", [b"much\n", b"wait: much\n"])
+def test_an_end_waits_for_nobody_who_takes_no_answer(
+    asked: bytes, made: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BODY_IDLE", 3600)
+    monkeypatch.setattr(module, "_LAST_WORD", 0.1)
+    serving = Lines()
+    lanes = Lanes(serving, time.monotonic, 2)
+    line = Line(lanes)
+    made.append(line)
+    line.far.sendall(asked)
+    ending = threading.Thread(target=lanes.shutdown, daemon=True)
+    if asked.startswith(b"wait"):
+        assert serving.began.wait(LONG)
+        ending.start()
+        wait_for(lambda: line.sent_for() < 3600, LONG, "the end to be told")
+        serving.go.set()
+    else:
+        assert line.far.recv(1) == b"M", "the rest waits to be taken"
+        ending.start()
+    ending.join(LONG)
+    assert not ending.is_alive()
+    assert line.back.get(timeout=LONG) == (b"", True)
 
 
 HEAD = (
