@@ -137,7 +137,20 @@ def listen(raw: str) -> tuple[str, int]:
     host, colon, port = raw.rpartition(":")
     if not colon or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
         raise UsageError(f"{raw!r} is no HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    if ":" in host and not _is_v6(host):  # `::1` alone: its end would pass for a port
+        raise UsageError(f"{raw!r} is no HOST:PORT", hint="an IPv6 address: [::1]:8420")
+    return host or "127.0.0.1", int(port)
+
+
+def _is_v6(text: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def journal_at(raw: str) -> tuple[str, int]:

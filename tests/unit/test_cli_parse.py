@@ -186,6 +186,11 @@ def test_modes_dates_addresses() -> None:
     assert values.date_ns("1970-01-01T01:00:00+01:00") == 0
     assert values.listen("127.0.0.1:0") == ("127.0.0.1", 0)
     assert values.listen("[::1]:80") == ("::1", 80)
+    assert values.listen("::1:8420") == ("::1", 8420)
+    assert values.listen("[fe80::1%eth0]:80") == ("fe80::1%eth0", 80)
+    for address in ("::1", "[::1", "a:b:80", "[::g]:80"):
+        with pytest.raises(UsageError, match="no HOST:PORT"):
+            values.listen(address)
     assert values.journal_at("a:b:17") == ("a:b", 17)
     for wrong in ("8", "888", "77777", "rwx"):
         with pytest.raises(UsageError):
