@@ -439,10 +439,20 @@ def open_postgresql(url: str, host: Host) -> PostgresDatabase:
     return PostgresDatabase(url, host)
 
 
-# Tables with many rows of each filesystem, and what a model row has where it is not its number: every value
-# of `fs` once, so that none is known as common (negative ones do not exist), and everything alive.
-_LARGE: Final = ("inode", "dentry", "block", "blob", "change", "journal_entry")
-_MODEL: Final = {"fs": "-n", "parent": "n/10", "idx": "n%10", "writer": "n%100", "died": str(MAX)}
+# Tables with many rows of each filesystem or session, and the column that says whose they are; what a model
+# row has where it is not its number: every owner once, so that none is known as common (negative ones do not
+# exist), and everything alive.
+_LARGE: Final = {
+    "inode": "fs",
+    "dentry": "fs",
+    "block": "fs",
+    "blob": "fs",
+    "change": "fs",
+    "journal_entry": "fs",
+    "redirect": "session",
+    "moved": "session",
+}
+_MODEL: Final = {"parent": "n/10", "idx": "n%10", "writer": "n%100", "died": str(MAX)}
 _MODEL_OF_TYPE: Final = {"bytea": "int8send(n)", "text": "CAST(n AS TEXT)"}
 _MODEL_ROWS: Final = 1000
 
@@ -455,7 +465,7 @@ def _fix_statistics(conn: psycopg.Connection[tuple[Any, ...]]) -> None:
     SQLite, the planner is told instead that any filesystem is half of the table. Later ANALYZEs leave these
     columns alone (target 0) and only correct the table's size.
     """
-    for table in _LARGE:
+    for table, owner in _LARGE.items():
         known = "SELECT 1 FROM pg_stats WHERE schemaname=current_schema() AND tablename=%s"
         if conn.execute(known, (table,)).fetchone():
             continue
@@ -467,13 +477,14 @@ def _fix_statistics(conn: psycopg.Connection[tuple[Any, ...]]) -> None:
             ).fetchall()
         )
         target = ", ".join(f"ALTER COLUMN {name} SET STATISTICS {{}}" for name in columns)
-        model = ", ".join(_MODEL.get(name, _MODEL_OF_TYPE.get(kind, "n")) for name, kind in columns.items())
+        made = {**_MODEL, owner: "-n"}
+        model = ", ".join(made.get(name, _MODEL_OF_TYPE.get(kind, "n")) for name, kind in columns.items())
         for statement in (
-            f"ALTER TABLE {table} ALTER COLUMN fs SET (n_distinct=2), {target.replace('{}', '-1')}",
+            f"ALTER TABLE {table} ALTER COLUMN {owner} SET (n_distinct=2), {target.replace('{}', '-1')}",
             f"INSERT INTO {table} ({', '.join(columns)})"
             f" SELECT {model} FROM generate_series(1, {_MODEL_ROWS}) AS n",
             f"ANALYZE {table}",
-            f"DELETE FROM {table} WHERE fs<0",
+            f"DELETE FROM {table} WHERE {owner}<0",
             f"ALTER TABLE {table} {target.replace('{}', '0')}",
         ):
             conn.execute(statement)

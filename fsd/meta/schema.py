@@ -414,8 +414,21 @@ CREATE TABLE barrier (                 -- a mount is asked to place a barrier fo
 CREATE INDEX barrier_session ON barrier (fs, session);
 """
 
+# `to_ino` first: what has `session` and not `to_ino` must never take this index for the primary key.
+_REDIRECTS: Final = """
+CREATE INDEX redirect_to ON redirect (to_ino, session);
+"""
+
 # Migration number i is MIGRATIONS[i-1].
-MIGRATIONS: Final[tuple[str, ...]] = (_TABLES, _CHECKPOINTS, _SHARING, _SWEEP, _FORKS, _NATIVE)
+MIGRATIONS: Final[tuple[str, ...]] = (
+    _TABLES,
+    _CHECKPOINTS,
+    _SHARING,
+    _SWEEP,
+    _FORKS,
+    _NATIVE,
+    _REDIRECTS,
+)
 FORMAT: Final = len(MIGRATIONS)  # what this code writes
 
 
@@ -464,6 +477,9 @@ STATISTICS: Final[tuple[tuple[str, str, str], ...]] = (
     ("change", "change", "10000000 100000 1"),
     ("gone", "gone", "1000000 10000 1"),
     ("gone", "gone_seq", "1000000 10000 2"),
+    ("redirect", "redirect", "1000000 1000 1"),
+    ("redirect", "redirect_to", "1000000 2 1"),
+    ("moved", "moved", "1000000 1000 20 2 1"),
     ("pin", "pin_seq", "10000 100 1"),
     ("pin", "pin_kind", "10000 100 50 1"),
     ("thread", "thread", "1000000 10000 1"),

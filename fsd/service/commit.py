@@ -37,17 +37,19 @@ from fsd.model.errors import (
 )
 from fsd.model.limits import APPLIED_KEEP, COMMIT_FOLDS_MAX, COMMIT_OPS_MAX, INO_COUNTER_BITS
 from fsd.model.ops import CONTENT, CREATE, REFUSED, REMOVALS, Op, Outcome
-from fsd.service import rows
+from fsd.service import redirect_rows, rows
 from fsd.service.access import FsRef, Grant, hold_tree
 from fsd.service.conflicts import note
 from fsd.service.decide import apply
 from fsd.service.feed import Feed, check_past
 from fsd.service.packs import Packs, Prepared
+from fsd.service.redirect_rows import DbRedirects
+from fsd.service.redirects import Redirects
 from fsd.service.rules import NeedFull, Refuse, Rules
 from fsd.service.rules_content import NeedFold, check
 from fsd.service.sessions import LIVES, TICKET, SessionRow, Sessions, pending_text
 from fsd.service.upload import assemble
-from fsd.service.view import NameKey, View
+from fsd.service.view import View
 from fsd.service.writers import Guard, guard_of, writers_of
 from fsd.wire.frame import Blob, make_blob, open_blob
 from fsd.wire.messages import Commit, CommitAnswer, packb, read_answer
@@ -236,14 +238,12 @@ class Commits:
         return sorted(wanted - lengths.keys()), beyond(named, lengths)
 
     def _rules(self, tx: Tx, fs: FsRef, state: FsState, session: SessionRow, folding: _Folding) -> Rules:
-        redirects, moved = _load_redirects(tx, session.id)
         return Rules(
             View(rows.DbSource(tx, fs.id), state.seq + 1, self._numbers.new_ino, tx),
             me=session.id,
             mount=session.mount,
             home=tuple(part for part in session.remote_path.encode("utf-8", "replace").split(b"/") if part),
-            redirects=redirects,
-            moved=moved,
+            redirects=Redirects(DbRedirects(tx, session.id) if session.redirected else None),
             folds=folding.folds,
         )
 
@@ -251,7 +251,7 @@ class Commits:
         """Write what the rules changed as one commit; its time, None: there was nothing."""
         seq = state.seq + 1
         written = rows.write(tx, rules.view, fs.id, seq, state.pinned)
-        _store_redirects(tx, rules)
+        redirect_rows.store(tx, rules.me, rules.redirects)
         if not written.anything:
             return None
         self._packs.adjust(tx, fs.id, written.refs)
@@ -498,7 +498,8 @@ def _apply(
     rules: Rules, ops: list[Op], refused: dict[int, Outcome], guard: Guard | None
 ) -> tuple[list[Outcome], list[Op], int]:
     """Apply in order: outcomes to tell, operations done, and where a full block list is needed (or 0)."""
-    rules.view.prefetch(ops, rules.redirects)
+    rules.redirects.prefetch(ops, every_name=guard is not None)
+    rules.view.prefetch(ops, rules.redirects.known)
     if guard is not None:
         guard.prefetch(rules, ops)
     outcomes: list[Outcome] = []
@@ -507,7 +508,7 @@ def _apply(
         try:
             if held is not None:
                 outcome: Outcome | None = Outcome(op.opno, REFUSED, errno.EROFS, 0, 0, b"", str(held))
-            elif rules.redirects and rules.never_made(op):
+            elif rules.never_made(op):
                 outcome = Outcome(op.opno, REFUSED, errno.ENOENT, 0, 0, b"", NEVER_MADE)
             else:
                 outcome = refused.get(op.opno) or apply(rules, op)
@@ -516,37 +517,5 @@ def _apply(
         if outcome is not None:
             outcomes.append(outcome)
             if outcome.status == REFUSED and op.kind == CREATE and rules.view.node(op.ino) is None:
-                rules.not_made(op.ino)
+                rules.redirects.not_made(op.ino)
     return outcomes, ops, 0
-
-
-def _load_redirects(tx: Tx, session: int) -> tuple[dict[int, int], dict[tuple[int, bytes, int], NameKey]]:
-    redirects: dict[int, int] = {}
-    moved: dict[tuple[int, bytes, int], NameKey] = {}
-    found: list[tuple[Any, ...]] = tx.all(
-        "SELECT ino, to_ino, 0, NULL, NULL FROM redirect WHERE session=? "
-        "UNION ALL SELECT ino, parent, to_parent, name, to_name FROM moved WHERE session=?",
-        (session, session),
-    )
-    for ino, number, to_parent, name, to_name in found:
-        if name is None:
-            redirects[ino] = number
-        else:
-            moved[number, name, ino] = (to_parent, to_name)
-    return redirects, moved
-
-
-def _store_redirects(tx: Tx, rules: Rules) -> None:
-    if rules.redirects_new:
-        tx.many(
-            "INSERT INTO redirect (session, ino, to_ino) VALUES (?,?,?) "
-            "ON CONFLICT (session, ino) DO UPDATE SET to_ino=excluded.to_ino",
-            [(rules.me, ino, to) for ino, to in sorted(rules.redirects_new.items())],
-        )
-    if rules.moved_new:
-        tx.many(
-            "INSERT INTO moved (session, parent, name, ino, to_parent, to_name) VALUES (?,?,?,?,?,?) "
-            "ON CONFLICT (session, parent, name, ino) DO UPDATE SET to_parent=excluded.to_parent, "
-            "to_name=excluded.to_name",
-            [(rules.me, *key, *to) for key, to in sorted(rules.moved_new.items())],
-        )

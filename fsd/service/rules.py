@@ -20,10 +20,10 @@ from fsd.model.errors import PosixError
 from fsd.model.limits import BESIDE_NAMES_MAX
 from fsd.model.names import LOST_DIR, check_name, conflict_name, show
 from fsd.model.ops import CONFLICT, Op, Outcome
+from fsd.service.redirects import Redirects
 from fsd.service.view import GoneFile, Name, NameKey, Node, View
 
 ID_MAX: Final = 2**32 - 1
-NOTHING: Final = 0  # no inode
 
 
 class Refuse(Exception):
@@ -58,9 +58,8 @@ class Rules:
 
     `me` is the session (0: a direct command, built on the locked state), `mount` its name in conflict names,
     `home` the path of the directory it mounts (where its lost files go).
-    Numbers a session uses may have been redirected: `redirects` maps its inode numbers (to NOTHING: it was
-    never made), `moved` its names (parent, name, ino) to where they went; what this commit adds is in
-    `…_new`. `folds` maps the parts of a block to equal ones in one blob, for appends (None: do not append).
+    Numbers a session uses may have been redirected, and its names moved: `redirects` (None: none were).
+    `folds` maps the parts of a block to equal ones in one blob, for appends (None: do not append).
     """
 
     def __init__(
@@ -70,55 +69,41 @@ class Rules:
         me: int,
         mount: str,
         home: tuple[bytes, ...] = (),
-        redirects: dict[int, int] | None = None,
-        moved: dict[tuple[int, bytes, int], NameKey] | None = None,
+        redirects: Redirects | None = None,
         folds: dict[Parts, Parts] | None = None,
     ) -> None:
         self.view, self.me, self.mount, self.home = view, me, mount, home
         self.seq = view.seq
         self.new_ino = view.new_ino
-        self.redirects = {} if redirects is None else redirects
-        self.moved = {} if moved is None else moved
+        self.redirects = Redirects() if redirects is None else redirects
         self.folds = folds
-        self.redirects_new: dict[int, int] = {}
-        self.moved_new: dict[tuple[int, bytes, int], NameKey] = {}
         self.put_beside: list[Beside] = []  # for the record of conflicts
 
     # Words used by several rules.
 
     def real(self, ino: int) -> int:
         """The inode a session's number means now."""
-        return self.redirects.get(ino, ino)
-
-    def redirect(self, ino: int, to: int) -> None:
-        """From now on the session's `ino`, and whatever already meant it, means `to`."""
-        for old, target in self.redirects.items():
-            if target == ino:
-                self.redirects_new[old] = to
-        self.redirects_new[ino] = to
-        self.redirects.update(self.redirects_new)
-
-    def not_made(self, ino: int) -> None:
-        """The session's `ino` means nothing, for good: its creation was refused."""
-        self.redirects[ino] = self.redirects_new[ino] = NOTHING
+        return self.redirects.real(ino)
 
     def never_made(self, op: Op) -> bool:
         """Whether `op` is about an inode, or in a directory, whose creation was refused. It is refused too:
         done alone it would go into the lost-and-found without a name, and the rest be kept by the client."""
-        to = self.redirects.get
+        if self.redirects.none:
+            return False
+        nothing = self.redirects.nothing
         parents = (getattr(op, "parent", None), getattr(op, "new_parent", None))
-        return to(op.ino) == NOTHING or any(to(parent) == NOTHING for parent in parents if parent)
+        return nothing(op.ino) or any(nothing(parent) for parent in parents if parent)
 
     def remember_move(self, parent: int, name: bytes, ino: int, to: NameKey) -> None:
-        key = (parent, name, ino)
-        self.moved[key] = self.moved_new[key] = to
+        """From now on the session means by (parent, name) of `ino` the entry `to`."""
+        self.redirects.move((parent, name, ino), to)
 
     def locate(self, parent: int, name: bytes, ino: int) -> Name | None:
         """The entry a session means by (parent, name) of `ino`: there, or where a conflict moved it."""
         slot = self.view.name(parent, name)
         if slot is not None and slot.ino == ino:
             return slot
-        to = self.moved.get((parent, name, ino))
+        to = self.redirects.moved((parent, name, ino))
         if to is None:
             return None
         slot = self.view.name(*to)

@@ -139,7 +139,7 @@ def _copy(rules: Rules, node: Node, op: Content) -> Outcome:
     made = _new_file(rules, slot, node.mode, node.uid, node.gid, node.xattrs, op)
     for other in names:
         rules.remember_move(other.parent, other.name, made.ino, (slot.parent, slot.name))
-    rules.redirect(node.ino, made.ino)
+    rules.redirects.redirect(node.ino, made.ino)
     rules.beside(slot, parent, name, "the other's content came first")
     return rules.told(op, errno.EEXIST, "the other's content came first", made.ino, slot.parent, slot.name)
 
@@ -173,7 +173,7 @@ def _come_back(rules: Rules, op: Content, ino: int) -> Outcome | None:
     if slot.ino:
         slot = rules.free_name(slot.parent, name, op.ctime)
     made = _new_file(rules, slot, mode, uid, gid, xattrs, op)
-    rules.redirect(ino, made.ino)
+    rules.redirects.redirect(ino, made.ino)
     rules.beside(slot, parent, name, "the other removed it, and its place was taken or gone")
     if (slot.parent, slot.name) != (parent, name):
         rules.remember_move(parent or ROOT_INO, name, made.ino, (slot.parent, slot.name))

@@ -75,7 +75,7 @@ def _merge(rules: Rules, op: Create, slot: Name) -> Outcome | None:
     same_link = stat.S_ISLNK(op.mode) and stat.S_ISLNK(there.mode) and there.target == op.target
     if not (same_dir or same_link):
         return None
-    rules.redirect(op.ino, there.ino)
+    rules.redirects.redirect(op.ino, there.ino)
     return rules.told(op, errno.EEXIST, "it exists already", there.ino, slot.parent, slot.name)
 
 

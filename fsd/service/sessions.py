@@ -68,6 +68,7 @@ class SessionRow:
     prev_digest: bytes
     prev_answer: bytes
     writers: int  # fs.writers, read along: 0 spares the commit a question about leases
+    redirected: int  # whether it has rows in `redirect` or `moved`; read along for the same reason
 
 
 class Sessions:
@@ -168,7 +169,10 @@ class Sessions:
         """The session for a commit. Raises `SessionUnknown`."""
         row = tx.one(
             "SELECT id, host, remote_path, next_op, ticket, prev_ticket, prev_digest, prev_answer, "
-            "(SELECT writers FROM fs WHERE fs.id=session.fs) FROM session WHERE id=? AND fs=?",
+            "(SELECT writers FROM fs WHERE fs.id=session.fs), "
+            "EXISTS (SELECT 1 FROM redirect r WHERE r.session=session.id) "
+            "OR EXISTS (SELECT 1 FROM moved m WHERE m.session=session.id) "
+            "FROM session WHERE id=? AND fs=?",
             (session, fs.id),
         )
         if row is None:

@@ -337,6 +337,23 @@ def test_a_newer_format_is_refused_and_untouched(place: str) -> None:
             open_database(place, Host())
 
 
+def test_a_database_of_format_6_gets_the_index_of_redirects(place: str) -> None:
+    db = open_database(place, Host())
+
+    def as_it_was(tx: Tx) -> None:
+        tx.execute("DROP INDEX redirect_to")
+        tx.execute("INSERT INTO redirect (session, ino, to_ino) VALUES (5,6,7)")
+        tx.execute("UPDATE format SET version=6")
+
+    db.write(as_it_was)
+    db.close()
+    again = open_database(place, Host())
+    assert again.read(lambda tx: tx.all("SELECT version FROM format")) == [(FORMAT,)]
+    assert again.read(lambda tx: tx.all("SELECT session, ino, to_ino FROM redirect")) == [(5, 6, 7)]
+    again.write(lambda tx: tx.execute("DROP INDEX redirect_to"))  # it is there
+    again.close()
+
+
 def test_numbers_of_removed_rows_are_not_given_again(db: Database) -> None:
     def add(tx: Tx) -> int:
         row = tx.one("INSERT INTO pin (fs, seq, kind, ref) VALUES (1,1,'checkpoint','') RETURNING id")

@@ -8,9 +8,10 @@ import pytest
 from support.bench import Bench
 
 from fsd.meta.sql import in_list, values_list
-from fsd.service import mountpin, pins, queries, rows
+from fsd.service import mountpin, pins, queries, redirect_rows, rows
 
 _TWO = in_list([1, 2])[0]
+_NUMBERS = values_list([(1,), (2,)])[0]
 _ENTRY = "SEARCH d USING PRIMARY KEY (fs=? AND parent=? AND name=? AND died=?)"
 _INODE = "SEARCH {} USING PRIMARY KEY (fs=? AND ino=? AND died=?)"
 PLANS = {
@@ -42,6 +43,18 @@ PLANS = {
     "load blocks": (
         rows.BLOCKS.format(values_list([(1, 2, 3), (4, 5, 6)])[0]),
         ["SEARCH b USING PRIMARY KEY (fs=? AND ino=? AND idx>? AND idx<?)"],
+    ),
+    "redirected": (
+        redirect_rows.TARGETS.format(_NUMBERS),
+        ["SEARCH r USING PRIMARY KEY (session=? AND ino=?)"],
+    ),
+    "redirected to": (
+        redirect_rows.NUMBERS.format(_NUMBERS),
+        ["SEARCH r USING COVERING INDEX redirect_to (to_ino=? AND session=?)"],
+    ),
+    "moved": (
+        redirect_rows.MOVES.format(values_list([(1, b"a", 2), (1, b"b", 3)])[0]),
+        ["SEARCH m USING PRIMARY KEY (session=? AND parent=? AND name=? AND ino=?)"],
     ),
     "names of": (rows.NAMES_OF, ["SEARCH dentry USING INDEX dentry_ino (fs=? AND ino=?)"]),
     "children": (rows.CHILDREN.format(_TWO), ["SEARCH dentry USING PRIMARY KEY (fs=? AND parent=?)"]),
