@@ -176,7 +176,7 @@ class Loader:
 
         def answered(answer: Any, seq: int) -> Question | None:
             if answer is None:
-                self.vanished(node)
+                self.vanished(node, seq)
                 return None
             entries, more = answer
             if first[0] < 0:
@@ -201,7 +201,7 @@ class Loader:
 
         def answered(answer: Any, seq: int) -> Question | None:
             if answer is None:
-                self.vanished(node)
+                self.vanished(node, seq)
                 took((), False)
                 return None
             entries, more = answer
@@ -279,7 +279,7 @@ class Loader:
             if content.base is not None:
                 return None  # it was truncated meanwhile: the answer is about what was there before
             if answer is None:
-                self.vanished(node)
+                self.vanished(node, seq)
                 return None
             cseq, rows = answer
             if version[0] not in (-1, cseq):
@@ -402,7 +402,7 @@ class Loader:
 
     def looked_up(self, parent: Inode, name: bytes, answer: Any, seq: int) -> None:
         if answer is None:
-            self.vanished(parent)
+            self.vanished(parent, seq)
             return
         entry, entries = answer
         if entries is not None:
@@ -491,8 +491,7 @@ class Loader:
     def refreshed(self, node: Inode, attr: Attr | None, seq: int) -> None:
         """The server's present version of an inode; None: it is gone there."""
         if attr is None:
-            if not node.busy:
-                self.vanished(node)
+            self.vanished(node, seq)
             node.stale = False
             return
         _, own, _, foreign = self._since(seq)
@@ -503,9 +502,9 @@ class Loader:
         if node.ino in foreign or seq < self.core.forgotten:
             node.stale = True
 
-    def vanished(self, node: Inode) -> None:
-        """The server has no such inode any more."""
-        if node.ino == self.core.root_ino or node.busy:
+    def vanished(self, node: Inode, seq: int) -> None:
+        """The server had no such inode as of `seq`: that says nothing of one it got from here since."""
+        if node.ino == self.core.root_ino or node.busy or node.ino in self._since(seq)[1]:
             return
         node.gone = True
         node.stale = False

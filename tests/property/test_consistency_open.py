@@ -15,6 +15,7 @@ from support.client import Client, Clock
 
 from fsd.model.errors import FsdError
 from fsd.model.limits import BLOCK, PARKED_MAX
+from fsd.vfs.loads import AskJob
 from fsd.vfs.types import Park
 
 
@@ -210,6 +211,30 @@ def test_an_open_waits_for_an_answer_of_its_own(pair: Pair) -> None:
     pair.reader.until(late.value.want)
     fh = pair.reader.call(lambda v: v.open(ino, os.O_RDONLY, asker=second))
     assert pair.reader.call(lambda v: v.read(fh, 0, 10)) == b"two"
+
+
+@pytest.mark.parametrize("what", ["a name in it", "itself"])
+def test_a_directory_the_server_got_since_it_was_asked_stays(pair: Pair, what: str) -> None:
+    """The server answers that it has no such directory, and has it when that arrives."""
+    client, volume = pair.reader, pair.reader.volume
+    made = client.call(lambda v: v.mkdir(pair.root, b"d", 0o755, 0, 0)).ino
+    file = client.put(made, b"f", b"data")
+    asker = object()
+    if what == "itself":
+        volume.loader.attrs([volume.node(made)])
+    else:
+        with pytest.raises(Park):
+            volume.lookup(made, b"absent", asker)
+    job = next(one for one in volume.jobs() if isinstance(one, AskJob))
+    answer = client.run(job)
+    client.until(volume.barrier())
+    volume.finish(job, answer)
+    assert client.call(lambda v: v.lookup(made, b"absent", asker)) is None
+    found = client.call(lambda v: v.lookup(made, b"f", object()))
+    assert found is not None
+    assert found.ino == file
+    assert client.call(lambda v: v.mkdir(made, b"more", 0o755, 0, 0)).is_dir
+    assert not volume.node(made).gone
 
 
 def test_callers_that_never_come_back_are_forgotten(pair: Pair) -> None:
