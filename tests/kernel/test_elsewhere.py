@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import mounttable
 from support.tinyplace import TESTS, Tiny
 from support.wait import wait_for
 
@@ -45,7 +46,7 @@ def private(tiny: Tiny) -> Iterator[Tiny]:
 
 
 def places_below(base: Path) -> list[Path]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    lines = mounttable.mountinfo()
     return [path for line in lines if base in (path := Path(line.split()[4])).parents]
 
 

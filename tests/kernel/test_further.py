@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support import mounttable
 from support.parked import parked
 from support.ranges import KEEP, fallocate
 from support.wait import wait_for
@@ -42,7 +43,7 @@ class Mounted:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(60)
-        if f" {self.place} " in Path("/proc/self/mounts").read_text():
+        if f" {self.place} " in mounttable.mounts():
             subprocess.run(["fusermount3", "-uz", str(self.place)], check=True, timeout=60)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import mounttable
 from support.parked import parked
 from support.wait import wait_for
 
@@ -45,7 +46,7 @@ class Tiny:
         Path(f"{self.log}.go").touch()
 
     def listed(self) -> bool:
-        return f" {self.place} " in Path("/proc/self/mounts").read_text()
+        return f" {self.place} " in mounttable.mounts()
 
     def close(self) -> None:
         if self.process.poll() is None:

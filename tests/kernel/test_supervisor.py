@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import mounttable
 from support.processes import die_with_parent
 from support.tinyplace import TESTS, Tiny
 from support.wait import wait_for
@@ -182,7 +183,7 @@ def test_no_write_lands_in_the_directory_below_while_a_daemon_is_replaced(tiny: 
         assert scribe.refused <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
         if how == "beneath" and os.geteuid() == 0 and kernel_release() >= (6, 5):
             assert os.listdir(below) == []
-        assert Path("/proc/self/mounts").read_text().count(f" {tiny.place} ") == 1
+        assert mounttable.mounts().count(f" {tiny.place} ") == 1
         assert unmount.unmount(tiny.place, tiny.directory, 30, say, Host())["status"] == "unmounted"
         assert not tiny.listed()
     finally:
@@ -240,10 +241,10 @@ def test_several_dead_mounts_of_one_place_become_one(tiny: Tiny) -> None:
     made.put(tiny.place)
     os.close(made.fuse_fd)
     made.close()
-    assert Path("/proc/self/mounts").read_text().count(f" {tiny.place} ") == 2
+    assert mounttable.mounts().count(f" {tiny.place} ") == 2
     assert tiny.start().returncode == 0
     assert (tiny.place / "new").write_bytes(b"x") == 1
-    assert Path("/proc/self/mounts").read_text().count(f" {tiny.place} ") == 1
+    assert mounttable.mounts().count(f" {tiny.place} ") == 1
 
 
 def test_a_read_only_mount_made_apart_is_read_only(tiny: Tiny) -> None:
@@ -252,9 +253,7 @@ def test_a_read_only_mount_made_apart_is_read_only(tiny: Tiny) -> None:
         return
     try:
         made.put(tiny.place)
-        (line,) = [
-            line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(tiny.place) in line
-        ]
+        (line,) = [line for line in mounttable.mountinfo() if str(tiny.place) in line]
         assert " ro,nosuid,nodev,relatime " in line
         assert " - fuse.fsd fsd:x:y ro," in line
         assert line.endswith("default_permissions,allow_other")
@@ -299,7 +298,7 @@ def test_both_killed_the_next_mount_cleans_up(tiny: Tiny) -> None:
         os.listdir(tiny.place)
     assert tiny.start().returncode == 0
     assert os.listdir(tiny.place) == []
-    mounts = Path("/proc/self/mounts").read_text()
+    mounts = mounttable.mounts()
     assert mounts.count(f" {tiny.place} ") == 1
 
 

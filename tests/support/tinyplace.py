@@ -15,6 +15,7 @@ from fsd.host.seam import Host
 from fsd.kernel import runtime
 from fsd.kernel.runtime import Record, RuntimeDir
 from fsd.model.errors import NotFound
+from support import mounttable
 from support.processes import die_with_parent
 from support.wait import wait_for
 
@@ -80,7 +81,7 @@ class Tiny:
             return ""
 
     def listed(self) -> bool:
-        return f" {self.place} " in Path("/proc/self/mounts").read_text()
+        return f" {self.place} " in mounttable.mounts()
 
     def alive(self) -> bool:
         try:

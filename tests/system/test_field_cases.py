@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import mounttable
 from support.cli import command
 from support.processes import die_with_parent
 from support.proxy import (
@@ -98,7 +99,7 @@ def hashed(path: Path) -> str:
 
 
 def listed(box: Sandbox) -> bool:
-    return f" {box.mountpoint} " in Path("/proc/self/mounts").read_text()
+    return f" {box.mountpoint} " in mounttable.mounts()
 
 
 def test_case_1_sigterm_sends_what_was_written_or_says_so(case: Case) -> None:
@@ -392,7 +393,7 @@ def test_case_17_a_dead_mount_is_cleaned_up_by_the_next(case: Case) -> None:
     assert told.value.errno == errno.ENOTCONN
     box.mount()
     assert (box.mountpoint / "f").read_bytes() == b"x"
-    assert Path("/proc/self/mounts").read_text().count(f" {box.mountpoint} ") == 1
+    assert mounttable.mounts().count(f" {box.mountpoint} ") == 1
 
 
 def test_case_18_a_shell_in_the_mount_goes_on_after_cd(case: Case) -> None:
@@ -572,7 +573,7 @@ def test_case_46_while_nobody_serves_the_place_nothing_is_written_below_it(case:
     case.proxy.accept()
     box.wait_remounted(killed)
     assert os.listdir(box.mountpoint) == ["before"]
-    assert Path("/proc/self/mounts").read_text().count(f" {box.mountpoint} ") == 1
+    assert mounttable.mounts().count(f" {box.mountpoint} ") == 1
     # The same where the supervisor died too, and somebody mounts again.
     box.kill()
     case.proxy.refuse()
@@ -586,7 +587,7 @@ def test_case_46_while_nobody_serves_the_place_nothing_is_written_below_it(case:
     case.proxy.accept()
     mounting.join(60)
     assert os.listdir(box.mountpoint) == ["before"]
-    assert Path("/proc/self/mounts").read_text().count(f" {box.mountpoint} ") == 1
+    assert mounttable.mounts().count(f" {box.mountpoint} ") == 1
     # A stop while the next one is still to come takes the dead mount away.
     case.proxy.refuse()
     killed = box.daemon

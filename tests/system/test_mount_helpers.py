@@ -75,7 +75,9 @@ def test_every_flag_of_mount_is_an_option(tmp_path: Path) -> None:
         "-o",
         ",".join(options),
     ]
-    subprocess.run(helper, check=True, timeout=30, cwd="/")
+    # By a program that is not `mount -a` and has an option of that name.
+    caller = ["sh", "-c", 'shift; "$@"; exit $?', "sh", "--all"]
+    subprocess.run([*caller, *helper], check=True, timeout=30, cwd="/")
     called = log.read_text().splitlines()
     assert called[:6] == ["mount", place, "--output", "text", "--remote-path", "/tasks"]
     assert sorted(called[6:]) == sorted(expected)
@@ -102,14 +104,16 @@ def token_file(box: Sandbox) -> Path:
     return path
 
 
-def test_the_helpers_themselves(box: Sandbox, program: Path) -> None:
+def test_the_helpers_themselves(box: Sandbox, program: Path, tmp_path: Path) -> None:
+    mount = tmp_path / "mount"  # by its name to the system
+    mount.symlink_to("/bin/sh")
     place = os.fspath(box.mountpoint)
     options = f"rw,_netdev,noauto,acl,x-systemd.automount,token-file={token_file(box)},state-dir={box.state}"
     mounted = call(box, str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place, "-s", "-o", options)
     assert (mounted.returncode, mounted.stdout) == (0, ""), mounted.stderr
     assert box.mountpoint.is_mount()
     for all_of_them, code in ((["-a"], 0), (["-Fav"], 0), (["-oatime"], 7), ([], 7)):
-        parent = ["sh", "-c", f'shift {len(all_of_them)}; "$@"; exit $?', "mount", *all_of_them]
+        parent = [str(mount), "-c", f'shift {len(all_of_them)}; "$@"; exit $?', "mount", *all_of_them]
         helper = [str(SCRIPTS / "mount.fuse.fsd"), str(program), "fsd", place, "-o", options]
         assert call(box, *parent, *helper).returncode == code, "mount -a leaves it alone"
     (box.mountpoint / "sub").mkdir()

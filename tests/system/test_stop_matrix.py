@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import mounttable
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -84,7 +85,7 @@ class Cell:
             assert os.listdir(self.file.parent) == ["file"]
 
     def listed(self) -> bool:
-        return f" {self.box.mountpoint} " in Path("/proc/self/mounts").read_text()
+        return f" {self.box.mountpoint} " in mounttable.mounts()
 
     def wait_exit(self) -> int:
         ended = self.box.fsd("wait-exit", os.fspath(self.box.mountpoint), check=False)
