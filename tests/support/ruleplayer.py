@@ -12,7 +12,7 @@ from pathlib import Path
 from support.differential import LOOKS, until_the_clock_moves
 from support.fileops import Actor, Identity
 from support.handlerules import groups
-from support.posixrules import Rule
+from support.posixrules import AS_MANY_LINKS_AS_ALLOWED, Rule
 
 
 class Ground:
@@ -54,8 +54,13 @@ class Ground:
         return None
 
     def play_all(self, rules: Sequence[Rule], timed: bool = False) -> None:
-        found = [told for rule in rules if (told := self.play(rule, timed))]
+        found = [told for rule in rules if (told := self.play(rule, timed)) and self.stays(rule, timed)]
         assert not found, f"{len(found)} of {len(rules)} rules differ\n" + "\n".join(found[:20])
+
+    def stays(self, rule: Rule, timed: bool) -> bool:
+        """Whether a rule that differed does so again. A walk that the kernel begins anew, since a name expired
+        under it, goes on counting its links: exactly as many as are allowed may then be too many."""
+        return AS_MANY_LINKS_AS_ALLOWED not in rule.name or self.play(rule, timed) is not None
 
     def close(self) -> None:
         for side in self.sides:
