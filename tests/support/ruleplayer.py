@@ -58,8 +58,8 @@ class Ground:
         assert not found, f"{len(found)} of {len(rules)} rules differ\n" + "\n".join(found[:20])
 
     def stays(self, rule: Rule, timed: bool) -> bool:
-        """Whether a rule that differed does so again. A walk that the kernel begins anew, since a name expired
-        under it, goes on counting its links: exactly as many as are allowed may then be too many."""
+        """Whether a rule that differed does so again. A walk that begins anew, since a name expired under it,
+        goes on counting its links in the kernel: exactly as many as are allowed may then be too many."""
         return AS_MANY_LINKS_AS_ALLOWED not in rule.name or self.play(rule, timed) is not None
 
     def close(self) -> None:
