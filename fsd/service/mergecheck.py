@@ -1,4 +1,5 @@
-"""Whether what a merge decided leaves a tree: each directory under one name, in something that is there.
+"""Whether what a merge decided leaves a tree: each directory under one name, in something that is there, and
+none gone that the fork still has.
 
 Names are decided one by one, each with its own answer of who wins; together they can ask for what no tree
 is. That is looked for in the whole plan, whatever led to it: what is found is a clash, never done.
@@ -6,21 +7,22 @@ is. That is looked for in the whole plan, whatever led to it: what is found is a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from fsd.model.attrs import ROOT_INO
 from fsd.service.difference import Key
-from fsd.service.mergewords import BOTH_RENAMED, FILLED_REMOVED, LOOP, REMOVED_FILLED, Slot
+from fsd.service.mergewords import BOTH_RENAMED, FILLED_REMOVED, LOOP, REMOVED_CHANGED, REMOVED_FILLED, Slot
 from fsd.service.view import View
 
 Fault = tuple[Slot, str, int]  # the name that cannot be changed, the kind of clash, the inode it is of
+Lives = Callable[[Collection[int]], set[int]]  # which of the parent's directories the fork has still
 
 
-def faults(view: View, slots: Mapping[Key, Slot], made: Collection[int]) -> Iterator[Fault]:
+def faults(view: View, slots: Mapping[Key, Slot], made: Collection[int], lives: Lives) -> Iterator[Fault]:
     """What keeps `slots` from being done to `view`; `made` are the numbers that come to be with them."""
     tree = _Tree(view, slots, made)
     yield from tree.names()
-    yield from tree.directories()
+    yield from tree.directories(lives)
     yield from tree.loops()
 
 
@@ -48,8 +50,9 @@ class _Tree:
             if self.left[ino] > 1 and ino not in self.made:
                 yield slot, BOTH_RENAMED, ino
 
-    def directories(self) -> Iterator[Fault]:
-        """Something new in a directory that goes or never comes; something left in one that goes."""
+    def directories(self, lives: Lives) -> Iterator[Fault]:
+        """Something new in a directory that goes or never comes; something left in one that goes, or one that
+        goes from where the parent moved it, while the fork has it where it was."""
         for (parent, _name), slot in self.slots.items():
             node = None if parent in self.made else self.view.node(parent)
             there = parent in self.made or (node is not None and self.left.get(parent, 1) > 0)
@@ -59,9 +62,12 @@ class _Tree:
         counts = self.view.source.child_counts(going) if going else {}
         for (parent, _name), slot in self.slots.items():
             counts[parent] = counts.get(parent, 0) + (slot.new != 0) - (slot.old != 0)
+        living = lives(going)
         for ino in going:
             if counts.get(ino, 0):
                 yield self.taken[ino], FILLED_REMOVED, ino
+            elif ino in living:
+                yield self.taken[ino], REMOVED_CHANGED, ino
 
     def loops(self) -> Iterator[Fault]:
         """No directory may come to lie below itself."""

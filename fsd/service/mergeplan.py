@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fsd.meta.database import Tx
 from fsd.model.attrs import ROOT_INO, Attr
@@ -112,7 +112,7 @@ class Plan:
         placed = {slot.new for slot in self.slots.values()}
         self.made = {number: ino for number, ino in self.made.items() if number in placed}
         decided = not self.clashes  # else names are missing in the plan
-        for slot, kind, ino in faults(self.view, self.slots, self.made):
+        for slot, kind, ino in faults(self.view, self.slots, self.made, self._living):
             if decided or kind == LOOP:
                 self._undecidable(slot.key, kind, slot.base, ino, self._after.get(slot.key, 0))
 
@@ -171,6 +171,12 @@ class Plan:
             return None  # it is the fork's of its own number, or another's: two would be one
         self._numbers[ino], self._others[node.ino] = node.ino, ino
         return node.ino
+
+    def _living(self, numbers: Collection[int]) -> set[int]:
+        """Those of the parent's directories that the fork has still."""
+        fork = {number: self._others.get(number, number) for number in numbers}
+        self.theirs.load_attrs(fork.values())
+        return {number for number, ino in fork.items() if self._there(self.theirs, ino)}
 
     def _is(self, ino: int, ours: int) -> bool:
         """Whether the fork's `ino` is the parent's `ours`; 0 is nothing."""

@@ -204,6 +204,29 @@ def test_what_the_parent_moved_over_a_file_is_not_that_file(two: Two) -> None:
     assert two.tree()["a/file"] == b"written"
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+@pytest.mark.parametrize("put", [False, True])
+def test_a_directory_the_fork_has_is_not_removed_where_the_parent_moved_it(
+    two: Two, mode: int, put: bool
+) -> None:
+    """The parent moved c to where b had been; the fork has c where it was, and at b nothing or a file. Theirs
+    for that name would leave the parent without c."""
+
+    def theirs(mount: Mount) -> None:
+        mount.rmdir(ROOT_INO, b"b", two.b)
+        if put:
+            mount.rename(ROOT_INO, b"loose", two.loose, ROOT_INO, b"b")
+        mount.setattr(two.c, mode=mode)
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.rename(ROOT_INO, b"c", two.c, ROOT_INO, b"b", two.b))
+    assert two.merge() == (CONFLICTS, {("/b", "both-changed" if put else "changed-removed")})
+    assert two.merge(theirs=("*",)) == (CONFLICTS, {("/b", "removed-changed")})
+    assert two.merge(ours=("/b",))[0] == (NOTHING if mode == 0o755 else MERGED)
+    assert two.tree() == {"a": None, "a/file": b"base", "b": None, "loose": b"loose"}
+    assert two.bench.find("/b").ino == two.c and two.bench.find("/b").mode & 0o777 == mode
+
+
 def test_links_of_one_new_file_of_the_parent_are_not_two_files_of_the_fork(two: Two) -> None:
     """The parent put one file under two names; the fork wrote into each of the two that were there."""
 

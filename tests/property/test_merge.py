@@ -166,6 +166,10 @@ def contents(tree: Shown) -> set[bytes]:
     return {data for _, _, _, data in tree.values() if data}
 
 
+def directories(tree: Shown) -> set[int]:
+    return {ino for ino, _, _, data in tree.values() if data is None}
+
+
 def wild_run(bench: Bench, seed: int) -> list[str]:
     pair = Pair(bench, random.Random(seed), plain=False)
     told: list[str] = []
@@ -190,6 +194,7 @@ def wild_run(bench: Bench, seed: int) -> list[str]:
                 assert done["status"] != CONFLICTS or {"loop"} == {one["kind"] for one in done["conflicts"]}
                 assert contents(ours) - contents(base) <= contents(pair.on(pair.parent))
             break
+        assert directories(ours) & directories(theirs) <= directories(after), "both have it"
         written = (contents(ours) | contents(theirs)) - contents(base)
         assert written & contents(ours) & contents(theirs) <= contents(after)
         for data in written:
@@ -211,7 +216,9 @@ def moves_run(bench: Bench, seed: int) -> str:
     ours, theirs = pair.on(pair.parent), pair.on(pair.fork)
     done = pair.merge()
     pair.audit()
+    both = directories(ours) & directories(theirs)
     if done["status"] != CONFLICTS:
+        assert both <= directories(pair.on(pair.parent)), "a directory that both have is gone"
         written = (contents(ours) | contents(theirs)) - contents(pair.base)
         assert written <= contents(pair.on(pair.parent)), "content that one side wrote is lost"
         return str(done["status"])
@@ -223,6 +230,7 @@ def moves_run(bench: Bench, seed: int) -> str:
         pair.audit()
         assert pair.on(pair.fork) == theirs, "a merge changes nothing of the fork"
         if done["status"] != CONFLICTS:
+            assert both <= directories(pair.on(pair.parent)), "a directory that both have is gone"
             if wish == Wish(("*",)):
                 assert contents(ours) - contents(pair.base) <= contents(pair.on(pair.parent))
             break
@@ -286,6 +294,11 @@ def test_what_only_one_side_decided_is_no_conflict(bench: Bench) -> None:
 def test_a_directory_of_the_parent_has_one_name_after_a_merge(bench: Bench) -> None:
     """The fork moved a directory away and put in its place what the parent had removed (this seed)."""
     assert "decided: merged" in wild_run(bench, 5_000_538)
+
+
+def test_a_directory_the_fork_has_does_not_go_from_where_the_parent_moved_it(bench: Bench) -> None:
+    """The fork changed its mode, and removed what had been where the parent moved it (this seed)."""
+    assert moves_run(bench, 797_889) == "decided: nothing"
 
 
 def test_merges_on_postgresql(tmp_path: Path, postgres_server: PostgresServer, seed: int) -> None:
