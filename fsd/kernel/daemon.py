@@ -293,7 +293,8 @@ class Daemon:
                     self._waiting_for(exc)
                     await trio.sleep(LEASE_RETRY)
                 except (Unavailable, Busy) as exc:
-                    self._waiting_for(exc)
+                    if limit.reaches(OPEN_RETRY):  # else it does not wait, and is told once
+                        self._waiting_for(exc)
                     if not await limit.pause(OPEN_RETRY):
                         failed.append(exc)
                 except FsdError as exc:

@@ -50,10 +50,14 @@ class Limit:
                 raise error
         return bool(done)
 
+    def reaches(self, seconds: float) -> bool:
+        """Whether so much is left."""
+        self._count()
+        return seconds <= self.left
+
     async def pause(self, seconds: float) -> bool:
         """Sleep, unless that goes beyond the limit: then False at once."""
-        self._count()
-        if seconds > self.left:
+        if not self.reaches(seconds):
             return False
         await trio.sleep(seconds)
         return True
