@@ -7,6 +7,7 @@ It costs what changed, not what exists. The difference of a state and an earlier
 An inode that goes by another name is *renamed*, a file whose inode is another under the same name (an editor
 that writes beside and renames) is *modified*. A directory that was renamed is one change: what is below it
 is not listed, unless it changed too. Times of directories and the change time never count.
+Content is compared by its parts, unread: the same bytes in other blobs (once cut short, then whole) differ.
 """
 
 from __future__ import annotations

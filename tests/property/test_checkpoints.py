@@ -22,13 +22,16 @@ from support.postgres import PostgresServer
 from test_versions import File, Machine, Tree, shown, tree_at
 
 from fsd.meta.database import Tx
-from fsd.model.attrs import ROOT_INO
+from fsd.model.attrs import ROOT_INO, Attr
+from fsd.model.blocks import Part
 from fsd.model.errors import PosixError
 from fsd.service.difference import Difference
 from fsd.service.history import newest_with
 from fsd.service.native import Ask
 from fsd.service.restore import Restored, Wish
-from fsd.service.retained import At
+from fsd.service.retained import At, state_of
+from fsd.service.tree import block_parts
+from fsd.wire.frame import open_blob
 
 
 @dataclass
@@ -184,7 +187,12 @@ class Keeper(Machine):
         changes = self.bench.service.db.read(lambda tx: Difference(tx, fs, first[0], last[0]).changes())
         before, after = first[1], last[1]
         told: set[str] = set()
-        moved: set[str] = set()
+        left, came = set[str](), set[str]()  # what is below directories that were renamed: before, after
+        for change in changes:
+            if change.kind == "renamed" and change.source is not None:
+                left.add(change.source.decode() + "/")
+                came.add(change.path.decode() + "/")
+        moved = left | came
         for change in changes:
             path = change.path.decode()
             was = before.get(path if change.source is None else change.source.decode())
@@ -193,11 +201,15 @@ class Keeper(Machine):
             if change.kind == "renamed":
                 assert change.source is not None
                 assert was is not None and now is not None and was[0] == now[0], change
-                moved.update((path + "/", change.source.decode() + "/"))
-            elif change.kind == "added":
-                assert now is not None and (path not in before or before[path][0] != now[0]), change
-            elif change.kind == "removed":
-                assert was is not None and (now is None or now[0] != was[0]), change
+            elif change.kind in ("added", "removed"):
+                there = now if change.kind == "added" else was
+                assert there is not None, change
+                if was is not None and now is not None and was[0] == now[0]:
+                    # A name of one inode on both sides, in two directories: the rename of one has the other.
+                    tops = left if change.kind == "added" else came
+                    assert any(path.startswith(top) for top in tops), change
+                    above = path.rpartition("/")[0]
+                    assert before[above][0] != after[above][0], change
             elif path != "/":
                 assert change.before is not None
                 if was is None or (
@@ -208,12 +220,29 @@ class Keeper(Machine):
                 assert now is not None, change
                 if change.kind == "replaced":
                     assert change.content and stat.S_IFMT(was[1]) != stat.S_IFMT(now[1]), change
+                elif was[3] == now[3] and change.content:
+                    # The same bytes, stored otherwise: the difference reads no content.
+                    assert change.after is not None
+                    ends = ((first[0], change.before), (last[0], change.after))
+                    assert any(self.is_cut(seq, attr) for seq, attr in ends), change
                 else:
                     assert (was[3] != now[3]) == change.content, change
         for path in before.keys() | after.keys():
             old, new = before.get(path), after.get(path)
             if old is None or new is None or old[1::2] != new[1::2]:
                 assert path in told or any(path.startswith(top) for top in moved), path
+
+    def is_cut(self, seq: int, attr: Attr) -> bool:
+        """Whether a block of the file was cut short: it shows only a part of a blob."""
+
+        def parts(tx: Tx) -> list[Part]:
+            state = state_of(tx, self.bench.fs, At(seq=seq))
+            found = block_parts(tx, state.fs, attr, 0, attr.blocks, state.at)
+            return [part for parts in found.values() for part in parts]
+
+        used = self.bench.service.db.read(parts)
+        blobs = self.bench.service.packs.read(self.bench.fs.id, [part.hash for part in used])
+        return any(len(open_blob(blobs[part.hash])) != part.length for part in used)
 
 
 def components(path: str) -> tuple[bytes, ...]:
