@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
 
+from fsd.client.atfork import watch
 from fsd.client.checkpoints import AnyWriter, Blobs, Checkpoints, Instances, JsonObject, Kind, Lease
 from fsd.client.contract import Writer
 from fsd.client.library import Bytes, FileSystem, LocalPath, Path, open_http
@@ -60,6 +61,14 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(ASYNC_CALLS, "fsd-call")
+        self._closed = False
+        watch(self)
+
+    def forked(self) -> None:
+        """In a forked child: the pool's threads are the parent's, and it would wait for them."""
+        self._pool = ThreadPoolExecutor(ASYNC_CALLS, "fsd-call")
+        if self._closed:
+            self._pool.shutdown(wait=False)
 
     async def run(
         self, call: Callable[[], T], undo: Callable[[T], None] | None = None, *, finish: bool = False
@@ -81,6 +90,7 @@ class Threads:
 
     def close(self) -> None:
         """Without waiting for calls that were given up."""
+        self._closed = True
         self._pool.shutdown(wait=False)
 
 

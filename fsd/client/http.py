@@ -5,7 +5,7 @@ Measured on this product's 2-core reference machine: importing httpx costs 65-90
 
 `Http` may be used from any number of threads; each request takes a connection for itself. A connection is
 used again only when nothing is readable on it, and a reply names its request (`X-Fsd-Call`): one that came
-twice never answers the next request.
+twice never answers the next request. A forked child makes connections of its own.
 Every request that changes something carries one idempotency key through all its tries, so a lost reply
 never does a thing twice. What is no fsd answer (refused, silent, HTML, empty, cut) is `Unavailable`.
 """
@@ -25,6 +25,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
+from fsd.client.atfork import watch
 from fsd.client.identity import Identity
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
@@ -194,6 +195,17 @@ class Http:
         self._server = identity.server
         if self._server.tls:
             self._tls = ssl.create_default_context(cafile=self.options.ca_file)
+        watch(self)
+
+    def forked(self) -> None:
+        """In a forked child: the connections are the parent's, here they are only let go of."""
+        idle, self._idle, self._lock = self._idle, [], threading.Lock()
+        stopped, self._stopped = self._stopped.is_set(), threading.Event()
+        if stopped:
+            self._stopped.set()
+        self.watchdog.forked()
+        for connection in idle:
+            connection.close()
 
     def close(self) -> None:
         """Stop: waiting retries end with `Unavailable`, idle connections are closed."""

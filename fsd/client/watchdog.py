@@ -33,6 +33,10 @@ class Watchdog:
             self._closed = True
             self._changed.notify()
 
+    def forked(self) -> None:
+        """In a forked child: the thread and what it timed are the parent's."""
+        self._changed, self._due, self._thread = threading.Condition(), {}, None
+
     @contextlib.contextmanager
     def within(self, sock: socket.socket, seconds: float) -> Iterator[None]:
         """Shut `sock` down when the block is not left within `seconds`."""
