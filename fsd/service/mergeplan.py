@@ -397,12 +397,13 @@ class Plan:
 
     def _is_wanted(self, slot: Slot, node: Node, ino: int) -> bool:
         """Whether a file that would go lives on in the fork, as `ino`, under names the parent removed: then
-        it goes only if nobody changed it and nobody decided the name."""
+        it goes only if nobody changed it (the fork nor its mode) and nobody decided the name."""
         was, now = self.base.attr(ino), self.theirs.attr(ino)
         if now is None:
             return False
-        unchanged = was is not None and not self._fork_changed(was, now)
-        return not (slot.base and unchanged and was and self._same_content(was, self.base, node))
+        if was is None or self._fork_changed(was, now) or _attributes(was) != _attributes(now):
+            return True
+        return not (slot.base and self._same_content(was, self.base, node))
 
     def _keep(self, at: Key, slot: Slot) -> None:
         """The parent's name stays as it is; what the fork has there stays where the parent has it."""
@@ -411,8 +412,11 @@ class Plan:
             self._stays.add(slot.new)
 
     def _drop_cancelled(self) -> None:
+        placed = {slot.new for slot in self.slots.values()} - self._unplaced - {0}
         for at, slot in list(self.slots.items()):
-            if slot.new in self._unplaced or (slot.old in self._stays and not slot.new):
+            if slot.new in self._unplaced and slot.old in placed - self._stays:
+                slot.new = 0  # what was there goes where the fork has it
+            elif slot.new in self._unplaced or (slot.old in self._stays and not slot.new):
                 del self.slots[at]
 
     def _removed_directories(self) -> None:

@@ -227,6 +227,56 @@ def test_a_directory_the_fork_has_is_not_removed_where_the_parent_moved_it(
     assert two.bench.find("/b").ino == two.c and two.bench.find("/b").mode & 0o777 == mode
 
 
+@pytest.mark.parametrize("changed", ["mode", "xattr", "nothing"])
+def test_a_link_each_that_both_removed_of_a_file_whose_attributes_the_fork_changed(
+    two: Two, changed: str
+) -> None:
+    """Of two names either side has one left: the names go, but not with a change nobody was told of."""
+    two.does(two.child, lambda mount: mount.link(two.file, two.c, b"link"))
+    assert two.merge() == (MERGED, set())
+
+    def theirs(mount: Mount) -> None:
+        mount.unlink(two.c, b"link", two.file, two.head(two.child))
+        if changed == "mode":
+            mount.setattr(two.file, mode=0o600)
+        elif changed == "xattr":
+            mount.setxattr(two.file, b"user.x", b"1")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.unlink(two.a, b"file", two.file, two.head(two.parent)))
+    left = {"a": None, "b": None, "c": None, "loose": b"loose"}
+    if changed == "nothing":
+        assert two.merge() == (MERGED, set()) and two.tree() == left
+        return
+    for wish in ({}, {"theirs": ("*",)}):
+        assert two.merge(**wish) == (CONFLICTS, {("/c/link", "removed-changed")})
+    assert two.merge(ours=("/c",)) == (MERGED, set())
+    assert two.tree() == {**left, "c/link": b"base"}
+    kept = two.bench.find("/c/link")
+    assert (kept.mode & 0o777, kept.xattrs or {}) == (
+        (0o600, {}) if changed == "mode" else (0o644, {b"user.x": b"1"})
+    )
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_what_made_room_for_what_the_parent_moved_elsewhere_has_one_name(two: Two, what: str) -> None:
+    """The fork moved it away and another to its name, which the parent moved too: with ours that other is
+    where the parent has it, and what made room where the fork has it, there alone."""
+    name, ino = (b"loose", two.loose) if what == "file" else (b"c", two.c)
+
+    def theirs(mount: Mount) -> None:
+        mount.rename(ROOT_INO, name, ino, two.b, b"moved")
+        mount.rename(two.a, b"file", two.file, ROOT_INO, name)
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.rename(two.a, b"file", two.file, ROOT_INO, b"ours"))
+    assert two.merge() == (CONFLICTS, {("/a/file", "both-renamed")})
+    assert two.merge(ours=("*",)) == (MERGED, set())
+    rest = {"c": None, "b/moved": b"loose"} if what == "file" else {"loose": b"loose", "b/moved": None}
+    assert two.tree() == {"a": None, "b": None, "ours": b"base", **rest}
+    assert what == "directory" or two.bench.find("/b/moved").nlink == 1
+
+
 def test_links_of_one_new_file_of_the_parent_are_not_two_files_of_the_fork(two: Two) -> None:
     """The parent put one file under two names; the fork wrote into each of the two that were there."""
 
