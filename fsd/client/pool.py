@@ -14,11 +14,13 @@ from typing import Final, TypeAlias
 
 Job: TypeAlias = Callable[[], None]
 POLL: Final = 0.2  # seconds between looks at a failure while waiting
+LAST: Final = 3.0  # seconds that jobs under way have to end once their user wants to go
 
 
 class Workers:
-    """Use as a context manager: leaving it waits for all jobs; leaving it by an exception (Ctrl-C) drops
-    those not begun and waits for those running. `stopping` tells long jobs to end early."""
+    """Use as a context manager: leaving it waits for all jobs; leaving it by an exception, and an exception
+    while it waits (Ctrl-C), drops those not begun and waits for those running, after Ctrl-C at most `LAST`.
+    `stopping` tells long jobs to end early."""
 
     def __init__(self, count: int) -> None:
         self.stopping = threading.Event()
@@ -41,7 +43,19 @@ class Workers:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self.stopping.set()
+            self._stop(kind)
+            return
+        try:
+            self._finish()
+        except BaseException as interruption:
+            self._stop(type(interruption))
+            raise
+        if self._failed is not None:
+            raise self._failed
+
+    def _finish(self) -> None:
+        """Wait for all jobs, or for those running where one has failed. In pieces: a signal that the kernel
+        gave to another thread does not end a wait of the main one."""
         for _ in self._threads:
             while not self.stopping.is_set():
                 try:
@@ -50,9 +64,16 @@ class Workers:
                 except queue.Full:
                     continue  # workers are busy; look at `stopping` again
         for thread in self._threads:
-            thread.join()
-        if kind is None and self._failed is not None:
-            raise self._failed
+            while thread.is_alive():
+                thread.join(POLL)
+
+    def _stop(self, why: type[BaseException]) -> None:
+        """Nothing begins any more. What a job still does is seen by whoever goes on, if it ends in time."""
+        self.stopping.set()
+        looks = None if issubclass(why, Exception) else round(LAST / POLL)
+        while (running := [one for one in self._threads if one.is_alive()]) and looks != 0:
+            running[0].join(POLL)
+            looks = None if looks is None else looks - 1
 
     def _put(self, job: Job) -> None:
         while True:

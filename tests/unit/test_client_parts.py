@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 
 import pytest
+from support.wait import wait_for
 
 from fsd.client.files import check_revision, join, json_name, raw_path, raw_target
 from fsd.client.http import encode_json, encode_path, encode_query
@@ -185,3 +188,51 @@ def test_leaving_by_an_exception_drops_what_has_not_begun() -> None:
     with pytest.raises(KeyboardInterrupt):
         leave()
     assert done == [1], "what ran was waited for, what waited was dropped"
+
+
+def test_an_interruption_while_it_waits_ends_what_runs() -> None:
+    """^C mostly comes when all is submitted: what goes on in the background would not be in the record of a
+    push, and would meet itself as somebody else's in the next one."""
+    main, done = threading.main_thread().ident, []
+    assert main == threading.get_ident()
+
+    def waits() -> bool:
+        frame = sys._current_frames()[main]
+        while frame.f_back is not None and frame.f_code is not Workers.__exit__.__code__:
+            frame = frame.f_back
+        return frame.f_code is Workers.__exit__.__code__
+
+    def leave() -> None:
+        with Workers(1) as workers:
+
+            def job() -> None:
+                wait_for(waits, 60, "the end of the block")
+                signal.raise_signal(signal.SIGINT)
+                assert workers.stopping.wait(60)
+                done.append(1)
+
+            workers.submit(job)
+            workers.submit(lambda: done.append(2))
+
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+    assert done == [1], "what ran was waited for, what waited was dropped"
+
+
+def test_a_job_that_does_not_end_keeps_nobody_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsd.client.pool.POLL", 0.001)
+    monkeypatch.setattr("fsd.client.pool.LAST", 0.01)
+    running, gate = threading.Event(), threading.Event()
+
+    def leave() -> None:
+        with Workers(1) as workers:
+            workers.submit(lambda: (running.set(), gate.wait(60))[0])
+            assert running.wait(60)
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            leave()
+        assert any(one.name == "copy-0" for one in threading.enumerate()), "it was not waited for"
+    finally:
+        gate.set()
