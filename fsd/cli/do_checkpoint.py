@@ -33,7 +33,6 @@ _MARKS: Final = {
     "renamed": "R",
     "replaced": "T",
 }
-_BARRIER: Final = 300.0
 
 
 def checkpoints(context: Context) -> Checkpoints:
@@ -95,6 +94,8 @@ def diff(context: Context, args: SimpleNamespace) -> Document:
         changes = manifesttree.difference(_entries(context, first), _entries(context, last))
         found = {"from_seq": None, "to_seq": None, "changes": changes}
     else:
+        if last is None:
+            local.sent_if_it_can_be(context, context.data().file_system_id)
         found = api.difference(first, last)
 
     def text(value: Any) -> str:
@@ -180,6 +181,8 @@ def restore(context: Context, args: SimpleNamespace) -> Document:
         context.confirm(f"Replace {what} (what it is now is kept as a checkpoint)?", needs_yes=raw is None)
     own = _drained(context) if not args.dry_run else _sessions(context)
     done = api.restore(at, raw, force=args.force, own=own, dry_run=bool(args.dry_run))
+    if not args.dry_run:
+        local.seen(context, context.data().file_system_id, done["fs_seq"])
     return Document(done, text=_restored_text)
 
 
@@ -212,7 +215,7 @@ def _state_and_path(args: SimpleNamespace) -> tuple[dict[str, str], str | None]:
 def _drained(context: Context) -> list[int]:
     """Send what the mounts of the filesystem here hold; their sessions, which do not stand in the way of a
     restore from here."""
-    local.barrier(context, context.data().file_system_id, _BARRIER)
+    local.barrier(context, context.data().file_system_id, undone="nothing was restored")
     return _sessions(context)
 
 
@@ -261,14 +264,22 @@ def _restore_here(context: Context, args: SimpleNamespace, at: dict[str, str], p
 
 def undelete(context: Context, args: SimpleNamespace) -> Document:
     path = remote_path(args.path)
-    own = _sessions(context)
+    own = _sessions(context) if args.no_barrier else _drained(context)
     done = checkpoints(context).undelete(path, own=own, dry_run=bool(args.dry_run))
+    if not args.dry_run:
+        local.seen(context, context.data().file_system_id, done["fs_seq"])
     return Document(done, text=_restored_text)
 
 
 def history(context: Context, args: SimpleNamespace) -> Document:
     found = checkpoints(context).history(remote_path(args.path), limit=args.limit, follow=not args.no_follow)
     asked = shown_name(found, "path")
+    known = any(one["stat"] is not None for one in found["versions"]) or "moved_to" in found
+    if not known and found["next_cursor"] is None:
+        raise NotFound(
+            f"nothing is called {asked}, now or in any state that is kept",
+            hint="`fsd checkpoint list` shows the states; `fsd find --checkpoint ID` looks in one",
+        )
 
     def text(value: Any) -> str:
         lines = []

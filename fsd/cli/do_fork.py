@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Final
 
-from fsd.cli import values
+from fsd.cli import local, values
 from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context
 from fsd.cli.do_files import shown_name
@@ -35,12 +35,25 @@ def fork(context: Context, args: SimpleNamespace) -> Document:
     checkpoint = args.checkpoint
     if checkpoint is not None and not context.claim.admin_key:  # with that, checkpoints cannot be listed
         checkpoint = whole_id(context, checkpoint)
+    if checkpoint is None and not args.no_barrier:
+        local.barrier(context, forks.file_system_id, undone="no fork was made")
     return Document(forks.create(display_name=args.display_name, labels=labels, checkpoint=checkpoint))
 
 
 def merge(context: Context, args: SimpleNamespace) -> Document:
     forks = _merging(context, args)
-    return _merged(forks.merge(args.fork, ours=args.ours, theirs=args.theirs, dry_run=args.dry_run))
+    if not args.no_barrier:
+        _both_sent(context, forks, args.fork)
+    answer = forks.merge(args.fork, ours=args.ours, theirs=args.theirs, dry_run=args.dry_run)
+    if answer["status"] == "merged":
+        local.seen(context, forks.file_system_id, answer["fs_seq"])
+    return _merged(answer)
+
+
+def _both_sent(context: Context, forks: Forks, fork: str) -> None:
+    """What mounts here hold, of either side, is part of the merge, and of a look at what it would do."""
+    for side in (fork, forks.file_system_id):
+        local.barrier(context, side, undone="nothing was merged")
 
 
 def _merging(context: Context, args: SimpleNamespace) -> Forks:
@@ -93,12 +106,15 @@ def create_layer(context: Context, args: SimpleNamespace) -> Document:
     if args.base_root_path != "/":
         raise UsageError("a layer is of the whole filesystem", hint="leave --base-root-path out, or give /")
     forks = _forks(context, args.file_system_id)
+    local.barrier(context, forks.file_system_id, undone="no layer was made")
     return Document(_make(forks, args, tags=args.tag))
 
 
 def fork_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     parent = _find(forks, args.parent_layer_ref)
+    if args.checkpoint_id is None:
+        local.barrier(context, parent["file_system_id"], undone="no layer was made")
     return Document(_make(forks, args, of=parent["file_system_id"], checkpoint=args.checkpoint_id))
 
 
@@ -200,6 +216,7 @@ def layer_chain(context: Context, args: SimpleNamespace) -> Document:
 def diff_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
+    local.sent_if_it_can_be(context, one["file_system_id"])
     found = forks.changes(one["file_system_id"])
     return Document(
         {
@@ -214,6 +231,7 @@ def diff_layer(context: Context, args: SimpleNamespace) -> Document:
 def checkpoint_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
+    local.barrier(context, one["file_system_id"], undone="no checkpoint was made")
     made = forks.checkpoint(one["file_system_id"], args.label)
     return Document(
         {
@@ -236,7 +254,11 @@ def rollback_layer(context: Context, args: SimpleNamespace) -> Document:
 def commit_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
-    document = _merged(forks.merge(one["file_system_id"]))
+    _both_sent(context, forks, one["file_system_id"])
+    answer = forks.merge(one["file_system_id"])
+    if answer["status"] == "merged":
+        local.seen(context, answer["file_system_id"], answer["fs_seq"])
+    document = _merged(answer)
     status = {"merged": "committed"}.get(document.value["status"], document.value["status"])
     value = {**document.value, "status": status, "layer_id": _id_of(one)}
     return Document(value, text=document.text, error=document.error)

@@ -39,7 +39,8 @@ def append(context: Context, args: SimpleNamespace) -> Document:
     texts = [with_defaults(t, args) for t in entries(context, args)]
     barrier = False
     if not args.no_barrier:
-        barrier = local.barrier(context, context.data().file_system_id, args.timeout)
+        about = context.data().file_system_id
+        barrier = local.barrier(context, about, args.timeout, undone="nothing was appended")
     answer = api.append(
         args.journal_id,
         texts,

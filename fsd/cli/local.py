@@ -1,4 +1,5 @@
-"""The mounts of this machine, as far as the command line needs them: barriers and waits around journals."""
+"""The mounts of this machine, as far as the command line needs them: what is written through them is sent
+before a command that is about it, and what a command had the service change is seen through them after it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
 SILENCE: Final = 30.0  # a daemon at work says something every second
+BARRIER: Final = 300.0  # as long as a journal's append waits
+SHOWN: Final = 10.0  # mounts hear of a commit within a second
 
 
 def runtime(context: Context) -> RuntimeDir:
@@ -34,9 +37,11 @@ def mounts_here(context: Context, file_system_id: str) -> list[Record]:
     return [one for one in runtime(context).mounts_of(file_system_id) if not one.shown]
 
 
-def barrier(context: Context, file_system_id: str, timeout: float) -> bool:
+def barrier(
+    context: Context, file_system_id: str, timeout: float = BARRIER, *, undone: str = "nothing was done"
+) -> bool:
     """Everything written so far through the mounts of the filesystem here is committed; False when there are
-    none. Raises `NotDrained` naming the mount."""
+    none. Raises `NotDrained` naming the mount, and saying what was left `undone`."""
     found = mounts_here(context, file_system_id)
     for record in found:
         from fsd.kernel import unmount
@@ -46,9 +51,30 @@ def barrier(context: Context, file_system_id: str, timeout: float) -> bool:
         except FsdError as exc:
             raise NotDrained(
                 f"the mount at {record.mountpoint} could not send everything written before: {exc.message}",
-                hint="nothing was appended; see `fsd status`, or pass --no-barrier",
+                hint=f"{undone}; see `fsd status {record.mountpoint}`{_way_round(context)}",
             ) from exc
     return bool(found)
+
+
+def _way_round(context: Context) -> str:
+    return ", or pass --no-barrier" if hasattr(context.args, "no_barrier") else ""
+
+
+def sent_if_it_can_be(context: Context, file_system_id: str) -> None:
+    """Before a command that only looks: the same, but what cannot be sent is told, and no reason to fail."""
+    try:
+        barrier(context, file_system_id)
+    except NotDrained as exc:
+        context.say(f"fsd: not looked at: what is not sent yet; {exc.message}")
+
+
+def seen(context: Context, file_system_id: str, seq: int) -> None:
+    """After a command whose change the service made: until the mounts here show it, so that what a script
+    does next finds it. It is done in any case: a mount that is not there yet is told, and no error."""
+    try:
+        wait_seq(context, file_system_id, seq, SHOWN)
+    except Unavailable as exc:
+        context.say(f"fsd: it is done; {exc.message}")
 
 
 def wait_seq(context: Context, file_system_id: str, seq: int, timeout: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fsd.cli import values
-from fsd.cli.table import YES, Command, Flag, flag, switch
+from fsd.cli.table import NO_BARRIER, YES, Command, Flag, flag, switch
 
 GROUP: Final = "Checkpoints"
 ROUTE: Final = "/v1/file-systems/{fs}/checkpoints"
@@ -105,6 +105,6 @@ ROWS: Final = (
         ("undelete",), (), GROUP, "bring back a path that is gone, from the newest state that has it",
         "fsd undelete /tasks/task-42/plan.md", "do_checkpoint:undelete", changes=True,
         plan=("POST", "/v1/file-systems/{fs}/undelete", "bring back {path}"),
-        flags=(flag("--path", "remote path", metavar="PATH", position=0, required=True),),
+        flags=(flag("--path", "remote path", metavar="PATH", position=0, required=True), NO_BARRIER),
     ),
 )  # fmt: skip

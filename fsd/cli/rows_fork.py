@@ -6,7 +6,7 @@ from typing import Final
 
 from fsd.cli import values
 from fsd.cli.rows_control import FS_NAMED, FS_OPERAND
-from fsd.cli.table import YES, Command, flag, switch
+from fsd.cli.table import NO_BARRIER, YES, Command, flag, switch
 
 GROUP: Final = "Forks"
 ONE: Final = "/v1/file-systems/{file_system_id}"
@@ -26,6 +26,7 @@ ROWS: Final = (
                  metavar="ID"),
             flag("--display-name", "a name for people", metavar="NAME"),
             flag("--label", "label", values.pair, metavar="K=V", many=True),
+            NO_BARRIER,
         ),
     ),
     Command(
@@ -42,6 +43,7 @@ ROWS: Final = (
                  metavar="PATTERN", many=True),
             flag("--theirs", "conflicts of these paths: take what the fork has", metavar="PATTERN",
                  many=True),
+            NO_BARRIER,
         ),
     ),
     Command(

@@ -152,6 +152,7 @@ NO_DRY_RUN: Final = switch(
     "--dry-run", "", refuse="this command changes nothing: it has no --dry-run", dest="dry_run"
 )
 YES: Final = switch("--yes -y", "do not ask")
+NO_BARRIER: Final = switch("--no-barrier", "do not send first what mounts here have not sent yet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ class Forks:
 
     def __init__(self, http: Http, file_system_id: str) -> None:
         self._http = http
+        self.file_system_id = file_system_id
         self.path = f"{BASE}/{file_system_id}"
 
     def _one(self, fork: str) -> str:

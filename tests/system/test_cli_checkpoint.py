@@ -102,6 +102,9 @@ def undeleted(fs: TestFs, first: str) -> None:
     assert run(fs, "cat", "/tasks/more.md").out == b"more\n"
     run(fs, "undelete", "/tasks/more.md", code=1)
     run(fs, "undelete", "/never", code=5)
+    never = run(fs, "history", "/never", code=5)
+    assert "/never" in never.err and never.out == b""
+    run(fs, "history", "/tasks", "--limit", "1")
     versions = run(fs, "history", "/tasks/plan.md").json["versions"]
     assert versions[0]["live"]
     assert first in {one["newest"]["checkpoint_id"] for one in versions}
@@ -124,6 +127,7 @@ def renamed(fs: TestFs) -> None:
     assert run(fs, "undelete", "/tasks/plan.md").json["path"] == "/tasks/plan.md"
     assert run(fs, "cat", "/tasks/plan.md").out == b"one\n", "as the newest state has it"
     run(fs, "rm", "/tasks/plan two.md")
+    assert run(fs, "history", "/tasks/plan two.md", "--limit", "1").json["next_cursor"] is not None
     assert run(fs, "history", "/tasks/plan two.md").json["versions"][0]["stat"] is None
     gone = run(fs, "undelete", "/tasks/plan two.md", code=1)
     assert "/tasks/plan.md" in gone.err, "where it would come back something is"
