@@ -36,11 +36,13 @@ def _bounded(found: dict[int, T], key: int, value: T) -> None:
 
 
 class Asked(NamedTuple):
-    """A question at an open: who waits for it, and which version of the inode was known before."""
+    """A question at an open: who waits for it, which version of the inode was known before, and whether it
+    had changes that the server did not have."""
 
     asker: object
     want: Want
-    born: int
+    born: int = 0
+    busy: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -159,8 +161,8 @@ class Calls:
         another one now: the kernel then looks the path up again."""
         mine = self.asked.get(id(asker))
         if mine is None:
-            self._ask_once(asker, self.loader.again(node), node.born)
-        elif node.is_dir and not node.busy and (node.gone or node.born != mine.born):
+            self._ask_once(asker, self.loader.again(node), node.born, node.busy)
+        elif node.is_dir and self._may_have_others(node, mine):
             node.complete = False  # other names may be in it than those that are known
             node.names_stale.update(node.entries)
         elif not node.is_dir and node.where is not None and not node.gone:
@@ -169,6 +171,17 @@ class Calls:
                 self.answered(asker)
                 _bounded(self.elsewhere, node.ino, None)
                 raise PosixError(errno.ESTALE, "the name means another file now")
+
+    def _may_have_others(self, node: Inode, mine: Asked) -> bool:
+        """Whether a directory may have other names on the server than those known here, after the question
+        at an open. Its version alone does not tell: that may have come with a look at its attributes, or
+        with a listing of the directory above, before the feed told of the names."""
+        if node.gone:
+            return not node.busy
+        if node.busy or mine.busy:
+            # Of what is changed here answers do not say what the server has.
+            return node.born != 0 or node.ino == self.core.root_ino
+        return node.born != mine.born or (node.complete and node.born > node.listed)
 
     def named_as_of_now(self, parent: Inode, name: bytes, node: Inode | None, asker: object) -> Inode | None:
         """What a looked-up name means now: asked where nothing is known under it, and where an open cannot
@@ -179,7 +192,7 @@ class Calls:
             doubtful = node is None
         if doubtful:
             if id(asker) not in self.asked and name not in parent.names_pending:
-                self._ask_once(asker, self.loader.again_absent(parent, name), 0)
+                self._ask_once(asker, self.loader.again_absent(parent, name))
             node = self.child(parent, name)
         if node is not None and not node.is_dir:
             self.elsewhere.pop(node.ino, None)
@@ -193,9 +206,9 @@ class Calls:
         """The call comes to its end: it asks no more."""
         self.asked.pop(id(asker), None)
 
-    def _ask_once(self, asker: object, want: Want, born: int) -> NoReturn:
+    def _ask_once(self, asker: object, want: Want, born: int = 0, busy: bool = False) -> NoReturn:
         _bounded(
-            self.asked, id(asker), Asked(asker, want, born)
+            self.asked, id(asker), Asked(asker, want, born, busy)
         )  # some callers were killed while they waited
         raise Park(want)
 

@@ -419,6 +419,7 @@ class Loader:
         if seq < self.core.forgotten:
             return  # there may be other names by now
         parent.complete = True
+        parent.listed = seq
         own, _, foreign, _ = self._since(seq)
         # This answer says nothing of names that changed since: what was to be asked again still is, and what
         # was not known when the feed told of it is asked for, too.

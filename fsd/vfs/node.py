@@ -60,6 +60,7 @@ class Inode:
         "handles",
         "ino",
         "kernel",
+        "listed",
         "lookups",
         "mode",
         "mtime",
@@ -94,10 +95,12 @@ class Inode:
         self.paged = 0
         self.cseq = attr.cseq
         # Directories: name -> ino, None for a name known to be absent. `complete`: every name is in it.
-        # `used`: the tick its names were last asked for in. Others share empty ones: a third of an inode.
+        # `used`: the tick its names were last asked for in. `listed`: the seq of the answer that had all of
+        # its names. Others share empty ones: a third of an inode.
         is_dir = stat.S_ISDIR(attr.mode)
         self.entries: dict[bytes, int | None] = {} if is_dir else NO_ENTRIES
         self.complete = False
+        self.listed = 0
         self.names_pending: dict[bytes, int] = {} if is_dir else NO_NAMES
         self.names_stale: set[bytes] = set() if is_dir else NO_STALE
         self.used = 0

@@ -75,6 +75,14 @@ class Pair:
         assert again is not None
         return self.read(again)
 
+    def names(self, ino: int = 0) -> set[bytes]:
+        """opendir, read all, close; of the root where no other is given."""
+        asker = object()
+        fh = self.reader.call(lambda v: v.opendir(ino or self.root, asker))
+        page = self.reader.call(lambda v: v.readdir(fh, 0))
+        self.reader.call(lambda v: v.releasedir(fh))
+        return {name for name, _, _ in page}
+
     def asked(self) -> int:
         return self.reader.remote.calls.count("ask")
 
@@ -171,22 +179,60 @@ def test_each_of_several_names_is_asked_about(pair: Pair) -> None:
 
 
 def test_a_listing_begins_with_what_is_there_at_opendir(pair: Pair) -> None:
-    def names() -> set[bytes]:
-        asker = object()
-        fh = pair.reader.call(lambda v: v.opendir(pair.root, asker))
-        page = pair.reader.call(lambda v: v.readdir(fh, 0))
-        pair.reader.call(lambda v: v.releasedir(fh))
-        return {name for name, _, _ in page}
-
     pair.write(b"a", b"1")
-    assert names() == {b"a"}
+    assert pair.names() == {b"a"}
     pair.write(b"b", b"2")
     pair.writer.call(lambda v: v.unlink(pair.root, b"a"))
     pair.writer.until(pair.writer.volume.barrier())
-    assert names() == {b"b"}
+    assert pair.names() == {b"b"}
     before = pair.asked()
-    assert names() == {b"b"}
+    assert pair.names() == {b"b"}
     assert pair.asked() - before == 1
+
+
+@pytest.mark.parametrize("how", ["its attributes", "the directory above", "a feed behind"])
+def test_a_listing_is_new_also_where_the_version_came_before_it(pair: Pair, how: str) -> None:
+    """What a directory is now was answered to somebody who did not ask for its names."""
+    there = pair.writer.call(lambda v: v.mkdir(pair.root, b"d", 0o755, 0, 0)).ino
+    pair.writer.put(there, b"a", b"1", sync=True)
+    assert pair.names() == {b"d"}
+    here = pair.look(b"d")
+    assert here is not None
+    assert pair.names(here) == {b"a"}
+    if how == "a feed behind":
+        pair.writer.put(there, b"b", b"2", sync=True)
+        pair.reader.feed()
+    pair.writer.put(there, b"c", b"3", sync=True)
+    if how == "the directory above":
+        pair.write(b"beside", b"4")
+        assert pair.names() == {b"d", b"beside"}
+    else:
+        pair.reader.until(pair.reader.volume.loader.attrs([pair.reader.volume.node(here)]))
+    wanted = {b"a", b"b", b"c"} if how == "a feed behind" else {b"a", b"c"}
+    assert pair.names(here) == wanted
+    before = pair.asked()
+    assert pair.names(here) == wanted
+    assert pair.asked() - before == 1
+
+
+def test_a_directory_with_changes_of_its_own_shows_others_names_too(pair: Pair) -> None:
+    """Nothing is sent meanwhile: who works in a directory all the time would see nothing new in it."""
+    pair.write(b"old", b"1")
+    assert pair.names() == {b"old"}
+    pair.reader.put(pair.root, b"mine", b"local")
+    pair.reader.call(lambda v: v.unlink(pair.root, b"old"))
+    assert pair.reader.volume.node(pair.root).busy
+    pair.write(b"theirs", b"2")
+    assert pair.names() == {b"mine", b"theirs"}
+    assert pair.reader.volume.node(pair.root).busy
+    made = pair.reader.call(lambda v: v.mkdir(pair.root, b"d", 0o755, 0, 0)).ino
+    pair.reader.put(made, b"in", b"3")
+    assert pair.names(made) == {b"in"}
+    pair.reader.until(pair.reader.volume.barrier())
+    pair.writer.feed()
+    pair.writer.put(pair.writer.number(pair.root, b"d"), b"later", b"4", sync=True)
+    assert pair.names(made) == {b"in", b"later"}
+    assert pair.names() == {b"mine", b"theirs", b"d"}
 
 
 def test_an_open_waits_for_an_answer_of_its_own(pair: Pair) -> None:
