@@ -173,14 +173,20 @@ def get_tree(
     first: dict[str, bytes] = {}  # a file with several names -> where the first one is
     names: list[tuple[JsonObject, bytes]] = []  # its others
     done: set[bytes] = set()  # where one is that was fetched, and was still the same file
+    lost: set[bytes] = set()  # directories that cannot be here, each told once: nothing below is tried
     _make_dir(target, meter)
     with Workers(options.parallel) as workers:
         meter.stopping = workers.stopping
         for entry in files.list(source, recursive=True):
             below = _below(entry, source)
             goal = os.path.join(target, below)
+            if os.path.dirname(goal) in lost:
+                lost.update((goal,) if entry["is_dir"] else ())
+                continue
             if entry["is_dir"]:
-                _make_dir(goal, meter)
+                if not meter.tried(raw_path(entry), partial(_make_dir, goal, meter)):
+                    lost.add(goal)
+                    continue
                 directories.append((goal, entry))
             elif entry["kind"] == "symlink":
                 links.append((entry, goal))
@@ -205,7 +211,7 @@ def get_tree(
         meter.attempt(raw_path(entry), _link_job(entry, goal, options, meter))()
     if options.preserve:
         for goal, entry in reversed(directories):
-            _finish_dir(goal, entry, options)
+            meter.tried(raw_path(entry), partial(_finish_dir, goal, entry, options))
 
 
 def _below(entry: JsonObject, source: bytes) -> bytes:

@@ -175,14 +175,20 @@ class Meter:
         """`job` with its failure recorded instead of raised, unless it concerns every file."""
 
         def run() -> None:
-            try:
-                job()
-            except FATAL:
-                raise
-            except FsdError as exc:
-                self.failed(path, exc)
+            self.tried(path, job)
 
         return run
+
+    def tried(self, path: bytes, job: Callable[[], None]) -> bool:
+        """`job` done now; False: it failed, which is recorded."""
+        try:
+            job()
+        except FATAL:
+            raise
+        except FsdError as exc:
+            self.failed(path, exc)
+            return False
+        return True
 
 
 def normal(path: bytes) -> bytes:

@@ -203,6 +203,25 @@ def test_existing_targets(files: Files, here: bytes) -> None:
     assert b"".join(files.read(b"/t/f")) == b"newer", "one failure does not stop the rest"
 
 
+def test_a_directory_that_cannot_be_here_is_told_and_the_rest_comes(files: Files, here: bytes) -> None:
+    """A file is in its place; another is removed while the copy runs, before it gets its mode and time."""
+    make_tree(here + b"/up")
+    upload(files, here + b"/up", b"/up", TREE)
+    write(here + b"/down/deep", b"in the way")
+
+    def on_progress(_progress: Progress) -> None:
+        if os.path.isdir(here + b"/down/nothing/in/here"):
+            os.rmdir(here + b"/down/nothing/in/here")
+
+    done = download(files, b"/up", here + b"/down", TREE, on_progress)
+    assert {one.path for one in done.failed} == {"/up/deep", "/up/nothing/in/here"}
+    wanted = tree_of(here + b"/up")
+    there = {path: what for path, what in wanted.items() if not path.startswith((b"deep", b"nothing/in"))}
+    found = tree_of(here + b"/down")
+    assert found.pop(b"nothing/in")[:2] == wanted[b"nothing/in"][:2]
+    assert found.pop(b"deep")[-1] == b"in the way" and found == there
+
+
 def test_a_target_that_is_a_symlink_is_written_through(files: Files, here: bytes) -> None:
     write(here + b"/real", b"old")
     os.symlink(b"real", here + b"/link")
