@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from fsd.meta.postgresql import PostgresTx
 from fsd.meta.sql import values_list
 from fsd.meta.sqlite import SqliteDatabase, SqliteTx
 from fsd.model.attrs import ROOT_INO, make_ino
-from fsd.model.ops import CONFLICT
+from fsd.model.ops import CONFLICT, CREATE, REFUSED, Create
 from fsd.service import redirect_rows
 
 MANY = 5000
@@ -187,3 +188,15 @@ def test_postgresql_looks_up_whole_keys(bench: Bench) -> None:
             (line,) = [line for line in plan if "Index Cond" in line]
             assert all(f"{column} = " in line for column in wanted), plan
             assert not [line for line in plan if "Filter" in line or "Seq Scan" in line], plan
+
+
+@pytest.mark.parametrize("mode", [2**32, 2**40, 2**62, -1, -(2**62)])
+def test_a_mode_that_no_file_has_is_refused_and_not_looked_up_by(bench: Bench, mode: int) -> None:
+    """What a commit names is looked up before its operations are checked."""
+    m = bench.mount()
+    burden(bench, m, 1)
+    bad = Create(m.number(), CREATE, ROOT_INO, b"t", m.new_ino(), mode, 0, 0, 0, None, 1)
+    m.add(bad)
+    m.file(ROOT_INO, b"good", b"1")
+    assert [(one.opno, one.status, one.errno) for one in m.commit()] == [(bad.opno, REFUSED, errno.EINVAL)]
+    assert bench.tree() == {"good": b"1"}
