@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from fsd.model.limits import BODY_IDLE, KIB, LANE_IDLE, LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.model.limits import BODY_IDLE, KIB, LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, SENT_AT_ONCE_MAX
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,11 @@ class Lane:
         default: Callable[[], Headers],
         back: Callable[[bytes, bool], None],
         ended: Callable[[Lane], None],
+        idle: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._sock, self._serving, self._default, self._monotonic = sock, serving, default, monotonic
+        self._idle = idle
         self._back, self._ended = back, ended
         self._mutex = threading.Lock()
         self._closed = False
@@ -81,7 +83,7 @@ class Lane:
     def _run(self) -> None:
         data, over = b"", True
         try:
-            _wait_at_most(self._sock, LANE_IDLE)
+            _wait_at_most(self._sock)
             data, over = self._serve()
             # The loop has the same open file, and does not wait in its calls.
             self._sock.setblocking(False)
@@ -97,11 +99,14 @@ class Lane:
     def _serve(self) -> tuple[bytes, bool]:
         room = bytearray(_ROOM)
         view = memoryview(room)
-        have, until = 0, 0.0
+        have, until, waits = 0, 0.0, 0.0
         while True:
+            if not have and (idle := self._idle()) != waits:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _span(idle))
+                waits = idle
             try:
                 got = self._sock.recv_into(view[have:])
-            except BlockingIOError:  # LANE_IDLE is over
+            except BlockingIOError:  # nothing came for as long as it waits
                 return bytes(view[:have]), False
             have += got
             if not got:
@@ -155,6 +160,11 @@ class Lanes:
         with self._mutex:
             return sum(lane.busy for lane in self._all)
 
+    def idle(self) -> float:
+        """Seconds a lane waits for a request now. With more than half of them in use, those whose clients
+        commit now and then are given back soon: others commit all the time, and gain by them. Any thread."""
+        return LANE_IDLE if len(self._all) <= self._most // 2 else LANE_IDLE_FULL
+
     def lend(
         self, fd: int, default: Callable[[], Headers], back: Callable[[bytes, bool], None]
     ) -> Lane | None:
@@ -168,7 +178,7 @@ class Lanes:
             except OSError as exc:  # no more descriptors are to be had
                 log.debug("no lane: %s", exc)
                 return None
-            lane = Lane(sock, self._serving, default, back, self._forget, self._monotonic)
+            lane = Lane(sock, self._serving, default, back, self._forget, self.idle, self._monotonic)
             self._all.add(lane)
         try:
             lane.thread.start()
@@ -195,10 +205,9 @@ class Lanes:
             lane.thread.join()
 
 
-def _wait_at_most(sock: socket.socket, seconds: float) -> None:
+def _wait_at_most(sock: socket.socket) -> None:
     """Calls wait in the kernel, by its own timers: a poll before each costs a call and a timer more."""
     sock.setblocking(True)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _span(seconds))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _span(BODY_IDLE))
 
 

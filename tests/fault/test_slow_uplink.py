@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.badserver import reply, serving
+from support.certificate import self_signed
 from support.wait import wait_for
 
 from fsd.host.seam import Host
@@ -41,14 +41,7 @@ def remote_to(url: str, ca_file: Path | None = None) -> HttpRemote:
 @pytest.fixture(name="secure")
 def secure_fixture(tmp_path: Path) -> tuple[Path, Path]:
     """A certificate for this machine, and its key."""
-    certificate, key = tmp_path / "cert", tmp_path / "key"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x"
-    subprocess.run(
-        [*words.split(), "-keyout", key, "-out", certificate, "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
+    return self_signed(tmp_path)
 
 
 def leisurely(left: int) -> bool:

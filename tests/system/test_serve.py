@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificate import self_signed
 from support.server import Server, clean_env
 from support.wait import wait_for
 
@@ -198,14 +199,7 @@ def test_systemd_is_told(tmp_path: Path) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x"
-    subprocess.run(
-        [*words.split(), "-keyout", key, "-out", cert, "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
+    cert, key = self_signed(tmp_path)
     server = Server(tmp_path / "s", "--tls-cert", str(cert), "--tls-key", str(key))
     try:
         server.start()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.wait import wait_for
 
-from fsd.model.limits import LANE_IDLE, LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.model.limits import LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, SENT_AT_ONCE_MAX
 from fsd.server import lanes as module
 from fsd.server.lanes import Headers, Lanes
 from fsd.server.small import SmallCommits, read
@@ -69,6 +69,11 @@ class Line:
     def sent_for(self) -> int:
         """Seconds the lane's socket waits for an answer to be taken."""
         return int(struct.unpack("ll", self.near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16))[0])
+
+    def waits_for(self) -> float:
+        """Seconds the lane waits for a request."""
+        found = struct.unpack("ll", self.near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+        return found[0] + found[1] / 1e6
 
     def close(self) -> None:
         self.far.close()
@@ -145,6 +150,27 @@ def test_who_asks_nothing_for_a_while_goes_back(monkeypatch: pytest.MonkeyPatch,
         made.append(line)
         line.far.sendall(left)
         assert line.returned() == (left, False)
+    lanes.shutdown()
+
+
+def test_few_wait_long_and_many_give_their_places_back(
+    monkeypatch: pytest.MonkeyPatch, made: list[Line]
+) -> None:
+    """So that those who commit now and then do not keep the lanes from those who always do."""
+    monkeypatch.setattr(module, "LANE_IDLE_FULL", LONG)
+    lanes = Lanes(Lines(), time.monotonic, 4)
+    made += [Line(lanes) for _ in range(2)]
+    assert [line.ask(b"a\n") for line in made] == [b"A\ntoday"] * 2
+    assert (lanes.idle(), [line.waits_for() for line in made]) == (LANE_IDLE, [LANE_IDLE] * 2)
+    made.append(Line(lanes))
+    assert made[2].ask(b"a\n") == b"A\ntoday"
+    assert (lanes.idle(), made[2].waits_for()) == (LONG, LONG)
+    monkeypatch.setattr(module, "LANE_IDLE_FULL", 0.02)
+    assert made[0].ask(b"b\n") == b"B\ntoday"  # from its next request on it knows that there are many
+    assert made[0].returned() == (b"", False)
+    assert made[2].ask(b"c\n") == b"C\ntoday"  # there are few again
+    wait_for(lambda: made[2].waits_for() == LANE_IDLE, LONG, "the lane to wait longer")
+    assert LANE_IDLE_FULL < LANE_IDLE
     lanes.shutdown()
 
 
