@@ -43,31 +43,40 @@ def name_references(tx: Tx, fs: FsRef) -> dict[bytes, int]:
 
 
 class WrongCount(NamedTuple):
-    """A checkpoint that counts other keys than its record names. `add` and `drop` are stored names."""
+    """A checkpoint that counts other keys than its record names, or another number of entries. `add` and
+    `drop` are stored names; `entries`: how many there are, None where its row says so."""
 
     num: int
     where: str
     add: list[bytes]
     drop: list[bytes]
+    entries: int | None = None
 
 
 def wrong_counts(tx: Tx, fs: FsRef) -> list[WrongCount]:
     """What a repair sets right: the rows follow the records. A record that cannot be read keeps its rows."""
     counted, found = _counted(tx, fs), []
-    for num, name in tx.all("SELECT num, id FROM checkpoint WHERE fs=? ORDER BY num", (fs.id,)):
+    rows = tx.all("SELECT num, id, kind, thread, entries FROM checkpoint WHERE fs=? ORDER BY num", (fs.id,))
+    for num, name, kind, thread, said in rows:
         have = set(counted.pop(num, []))
         try:
             body = unpack_body(read_body(tx, num) or b"")
-            wanted = set(keys_of(json.loads(body.files), json.loads(body.artifacts)))
+            files = json.loads(body.files)
+            wanted = set(keys_of(files, json.loads(body.artifacts)))
+            entries = None if _is_own(fs, kind, thread) or len(files) == said else len(files)
         except (FsdError, *_UNREADABLE):
             continue  # told by `audit_contract`
-        if have != wanted:
-            found.append(
-                WrongCount(num, f"checkpoint {name!a}", sorted(wanted - have), sorted(have - wanted))
-            )
+        if have != wanted or entries is not None:
+            add, drop = sorted(wanted - have), sorted(have - wanted)
+            found.append(WrongCount(num, f"checkpoint {name!a}", add, drop, entries))
     for num, names in sorted(counted.items()):
         found.append(WrongCount(num, f"checkpoint number {num}", [], names))
     return found
+
+
+def _is_own(fs: FsRef, kind: str, thread: bytes) -> bool:
+    """Whether a checkpoint is in the filesystem's own thread: its files are in no record."""
+    return kind == NATIVE and thread == key_of(own_thread(fs))
 
 
 def _counted(tx: Tx, fs: FsRef) -> dict[int, list[bytes]]:
@@ -128,8 +137,7 @@ class _Contract:
             )
             if said != (key, thread, parent) or key != key_of(name.decode()):
                 self.say("record", where, "the record and its row name different things")
-            own = kind == NATIVE and thread == key_of(own_thread(self.fs))
-            if not own and len(files) != entries:
+            if not _is_own(self.fs, kind, thread) and len(files) != entries:
                 self.say("record", where, f"it has {len(files)} entries, its row says {entries}")
             if keys != counted.pop(num, []):
                 self.say("counted", where, "the keys it counts are not those of its files and artifacts")

@@ -188,21 +188,22 @@ class Manifests:
             hold(tx, fs, who)
             source = _source(tx, fs, asked)
             _check_destination(tx, fs, asked, now())
-            if rendered is not None and rendered[0] != source.num:
+            if rendered is not None and rendered.source != source.num:
                 raise Conflict("the source was replaced meanwhile", hint="try again")
             raw = read_body(tx, source.num)
             assert raw is not None, "the row was found in this transaction"
             made = unpack_body(raw)
             made = made._replace(rest=dumps({**asked.rest, **_carried(source, made)}))
             if rendered is not None:
-                made = made._replace(files=rendered[1])
-            num = insert(tx, fs, _forked(asked, made, source, stored), [])
+                made = made._replace(files=rendered.files)
+            entries = source.entries if rendered is None else rendered.entries
+            num = insert(tx, fs, _forked(asked, made, entries, stored), [])
             if rendered is None:
                 tx.execute(_COPY_NAMES, (num, source.num))
             else:
                 tx.many(
                     "INSERT INTO named (fs, name, checkpoint) VALUES (?,?,?)",
-                    [(fs.id, name, num) for name in rendered[2]],
+                    [(fs.id, name, num) for name in rendered.names],
                 )
             store_transcript(tx, fs, asked.thread, pack_text(made.conversation or b"[]"))
             forked.record = made.text()
@@ -211,9 +212,8 @@ class Manifests:
         forked.effect = effect
         return forked
 
-    def _render_source(self, fs: FsRef, asked: _Fork) -> tuple[int, bytes, list[bytes]] | None:
-        """Number, files and names of a native source; that takes time, so it happens before the transaction.
-        None for any other."""
+    def _render_source(self, fs: FsRef, asked: _Fork) -> _Rendered | None:
+        """Of a native source; that takes time, so it happens before the transaction. None for any other."""
 
         def read(tx: Tx) -> tuple[Record, Body] | None:
             record = find(tx, fs, key_of(asked.source))
@@ -227,7 +227,8 @@ class Manifests:
         made = self._threads.rendered(fs, record, body)
         if made is body:
             return None
-        return record.num, made.files, keys_of(json.loads(made.files), json.loads(made.artifacts))
+        files = json.loads(made.files)
+        return _Rendered(record.num, made.files, len(files), keys_of(files, json.loads(made.artifacts)))
 
 
 class Forked:
@@ -238,6 +239,16 @@ class Forked:
         self.id = name
         self.record = b""
         self.effect: Effect = lambda _: NULL
+
+
+class _Rendered(NamedTuple):
+    """The files of a native source, as JSON text, and how many: a state counts its directories, too. `names`
+    of their contents."""
+
+    source: int
+    files: bytes
+    entries: int
+    names: list[bytes]
 
 
 class _Fork(NamedTuple):
@@ -299,7 +310,7 @@ def _check_destination(tx: Tx, fs: FsRef, asked: _Fork, now: float) -> None:
         raise ForkDestinationNotEmpty(f"there is a checkpoint {shown(asked.id)} already")
 
 
-def _forked(asked: _Fork, body: Body, source: Record, stored: int) -> New:
+def _forked(asked: _Fork, body: Body, entries: int, stored: int) -> New:
     return New(
         id=asked.id,
         thread=asked.thread,
@@ -309,7 +320,7 @@ def _forked(asked: _Fork, body: Body, source: Record, stored: int) -> New:
         reason="fork-root",
         label=None,
         body=pack_body(body),
-        entries=source.entries,
+        entries=entries,
     )
 
 

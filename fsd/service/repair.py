@@ -196,8 +196,13 @@ class _Work:
         return refs
 
     def names(self) -> None:
-        """The keys that checkpoints of hosts' threads count follow their records."""
+        """Checkpoints of hosts' threads count the keys, and the entries, of their records."""
         for wrong in wrong_counts(self.tx, self.fs):
+            if wrong.entries is not None:
+                step = Step("record", wrong.where, f"has {wrong.entries} entries")
+                self.do(step, "UPDATE checkpoint SET entries=? WHERE num=?", wrong.entries, wrong.num)
+            if not (wrong.add or wrong.drop):
+                continue
             self.tx.many(
                 "INSERT INTO named (fs, name, checkpoint) VALUES (?,?,?)",
                 [(self.fs.id, name, wrong.num) for name in wrong.add],

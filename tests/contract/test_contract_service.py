@@ -142,13 +142,15 @@ def test_a_native_checkpoint_is_forked_into_a_hosts_thread(host: Host) -> None:
     """Rendered and counted there, and independent of the tree from then on."""
     mount = host.bench.mount()
     data = bytes(range(256)) * 5000
-    mount.file(ROOT_INO, b"f", data)
+    mount.file(mount.mkdir(ROOT_INO, b"d"), b"f", data)
     mount.commit()
     name = native(host)
     made = host.fork((records.own_thread(host.fs), name), ("t", "copy"))
     assert made["threadId"] == "t"
-    assert [entry["path"] for entry in made["files"]] == ["f"]
+    assert [entry["path"] for entry in made["files"]] == ["d/f"]
     assert "native" not in made
+    (listed,), _ = host.service.db.read(lambda tx: host.service.checkpoints.page(tx, host.fs, "t", None, 10))
+    assert listed["entries"] == 1, "the directory is one of the state, not of the manifest"
     # It was captured whole: a restore of the copy leaves out and protects nothing.
     assert policy_of(made) == policy_of(host.get(name)) == Policy(exclude=())
     assert host.counts() == {key_for(data): 1}
@@ -322,8 +324,9 @@ def test_a_repair_makes_the_counts_follow_the_records(service: Bench) -> None:
         host.fs.id,
     )
     host.sql("INSERT INTO named (fs, name, checkpoint) VALUES (?,?,?)", host.fs.id, b"\1" * 33, 10**9)
+    host.sql("UPDATE checkpoint SET entries=3 WHERE fs=? AND entries=2", host.fs.id)
     planned = repair.plan(db, store, host.fs)
-    assert [step.rule for step in planned.steps] == ["counted"] * 3
+    assert [step.rule for step in planned.steps] == ["record", *["counted"] * 3]
     assert audit(db, host.fs) != []
     assert repair.execute(db, store, host.fs, planned.plan).left == []
     assert host.counts() == right
