@@ -1,5 +1,7 @@
 /** For the host, which holds the admin key: a filesystem of its own for each name space. */
 
+import { randomUUID } from 'node:crypto';
+
 import { FsdError } from './errors.js';
 
 export interface FsdAdminOptions {
@@ -40,7 +42,7 @@ async function create(options: FsdAdminOptions, body: string): Promise<FsdFileSy
     headers: {
       authorization: `Bearer ${options.adminKey.trim()}`,
       'content-type': 'application/json',
-      'idempotency-key': crypto.randomUUID(),
+      'idempotency-key': randomUUID(),
     },
     redirect: 'error',
     signal: AbortSignal.timeout(60_000),

@@ -1,5 +1,7 @@
 /** The blob store a capture, a restore and `sweepSandboxBlobs` need: `head`, `get`, `put`, `list`, `delete`. */
 
+import { webcrypto } from 'node:crypto';
+
 import { Connection, type FsdOptions } from './connection.js';
 import { FsdError } from './errors.js';
 
@@ -42,7 +44,7 @@ export class FsdBlobStore {
     const answer = await this.#connection.request('GET', this.#path(key), {}, undefined, [404]);
     if (answer.status === 404) return null;
     const buffer = await answer.arrayBuffer();
-    if (hex(await crypto.subtle.digest('SHA-256', buffer)) !== key.slice(-64))
+    if (hex(await webcrypto.subtle.digest('SHA-256', buffer)) !== key.slice(-64))
       throw new FsdError('bad_blob', `the bytes of ${key} are not those it names`, answer.status);
     return {
       key,
@@ -86,10 +88,10 @@ export class FsdBlobStore {
 
 /** The key of file bytes. */
 export async function fileKey(bytes: Uint8Array): Promise<string> {
-  return `sandbox-files/sha256/${hex(await crypto.subtle.digest('SHA-256', bytes.slice()))}`;
+  return `sandbox-files/sha256/${hex(await webcrypto.subtle.digest('SHA-256', bytes.slice()))}`;
 }
 
 /** The key of an artifact's bytes. */
 export async function artifactKey(bytes: Uint8Array): Promise<string> {
-  return `sandbox-artifacts/sha256/${hex(await crypto.subtle.digest('SHA-256', bytes.slice()))}`;
+  return `sandbox-artifacts/sha256/${hex(await webcrypto.subtle.digest('SHA-256', bytes.slice()))}`;
 }

@@ -1,5 +1,8 @@
 /** Requests to one fsd server: who we are, retries, and what its errors become. */
 
+// Node 18 has no global `crypto`.
+import { randomUUID } from 'node:crypto';
+
 import { errorOf, FsdError } from './errors.js';
 
 export interface FsdOptions {
@@ -13,7 +16,8 @@ export interface FsdOptions {
   insecure?: boolean;
   /** The clock of a server started with `--test-clock`, milliseconds since 1970. Others refuse it. */
   now?: () => number;
-  /** For one attempt, milliseconds. */
+  /** How long one attempt may go without a word from the server, milliseconds. A body has time beside that to be
+   * sent, a second for each 64 KiB. */
   timeoutMs?: number;
   /** Attempts of one call while the server is away or busy. */
   attempts?: number;
@@ -27,6 +31,7 @@ export interface FsdOptions {
 const LOOPBACK = new Set(['localhost', '127.0.0.1', '[::1]']);
 const PAUSE_MS = 100;
 const PAUSE_MAX_MS = 3000;
+const SENT_PER_MS = 64; // bytes
 const AGAIN = new Set([408, 425, 429, 502, 503, 504]);
 
 /** The endpoint a token names for `region`. */
@@ -89,7 +94,7 @@ export class Connection {
   /** One of the contract's calls. `body` is the JSON text: made before the first await, since callers may change
    * what they passed. `always`: although the options' signal is aborted. */
   async call<T>(op: string, body: string, always = false): Promise<T> {
-    const headers = { 'content-type': 'application/json', 'idempotency-key': crypto.randomUUID() };
+    const headers = { 'content-type': 'application/json', 'idempotency-key': randomUUID() };
     const answer = await this.request('POST', `/v1/checkpoints/${op}`, headers, body, [], always);
     return ((await answer.json()) as { result: T }).result;
   }
@@ -134,16 +139,31 @@ export class Connection {
     body?: string | Uint8Array,
     signal?: AbortSignal,
   ) {
-    const late = AbortSignal.timeout(this.#options.timeoutMs ?? 60_000);
-    const answer = await this.#fetch(this.#base + path, {
-      method,
-      headers,
-      redirect: 'error',
-      signal: signal ? AbortSignal.any([signal, late]) : late,
-      ...(body === undefined ? {} : { body: body as BodyInit }),
-    });
-    const bytes = method === 'HEAD' || answer.status === 204 ? null : await answer.arrayBuffer();
-    return new Response(bytes, { status: answer.status, headers: answer.headers });
+    const silence = this.#options.timeoutMs ?? 60_000;
+    const late = new AbortController();
+    const within = (ms: number) =>
+      setTimeout(() => late.abort(new DOMException('the server was silent', 'TimeoutError')), ms);
+    // What has been sent of a body, fetch does not tell.
+    let timer = within(silence + (body?.length ?? 0) / SENT_PER_MS);
+    try {
+      const answer = await this.#fetch(this.#base + path, {
+        method,
+        headers,
+        redirect: 'error',
+        signal: signal ? AbortSignal.any([signal, late.signal]) : late.signal,
+        ...(body === undefined ? {} : { body: body as BodyInit }),
+      });
+      const reader = method === 'HEAD' || answer.status === 204 ? undefined : answer.body?.getReader();
+      const pieces: Uint8Array[] = [];
+      for (let one = await reader?.read(); one && !one.done; one = await reader?.read()) {
+        clearTimeout(timer);
+        timer = within(silence);
+        pieces.push(one.value);
+      }
+      return new Response(reader ? Buffer.concat(pieces) : null, { status: answer.status, headers: answer.headers });
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   async #refusal(answer: Response): Promise<Error> {

@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict';
+import { webcrypto } from 'node:crypto';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { after, before, test } from 'node:test';
 
 import type { SandboxRecord, SandboxStore } from '@tanstack/ai-sandbox';
@@ -234,11 +237,81 @@ test('a blob of many blocks goes there and back', async () => {
   const { options } = await place();
   const blobs = new FsdBlobStore(options);
   const bytes = new Uint8Array(24 * 1024 * 1024 + 5);
-  for (let at = 0; at < bytes.length; at += 65_536) crypto.getRandomValues(bytes.subarray(at, at + 65_536));
+  for (let at = 0; at < bytes.length; at += 65_536) webcrypto.getRandomValues(bytes.subarray(at, at + 65_536));
   const key = await fileKey(bytes);
   await blobs.put(key, bytes);
   assert.deepEqual(await blobs.head(key), { key, size: bytes.length });
   assert.equal(Buffer.compare(await (await blobs.get(key))!.bytes(), bytes), 0);
+});
+
+test('Node 18 has no global crypto, and none is needed', async () => {
+  const had = Object.getOwnPropertyDescriptor(globalThis, 'crypto');
+  Reflect.deleteProperty(globalThis, 'crypto');
+  try {
+    assert.equal(globalThis.crypto, undefined);
+    const { store, options } = await place();
+    const blobs = new FsdBlobStore(options);
+    const bytes = new TextEncoder().encode('content');
+    const key = await fileKey(bytes);
+    await blobs.put(key, bytes);
+    assert.deepEqual(Buffer.from(await (await blobs.get(key))!.bytes()), Buffer.from(bytes));
+    assert.equal((await artifactKey(bytes)).length, 'sandbox-artifacts/sha256/'.length + 64);
+    await (await store.acquireWriter('t')).release();
+  } finally {
+    if (had) Object.defineProperty(globalThis, 'crypto', had);
+  }
+});
+
+test('a slow way is not a silent server: blobs take as long as they take', async () => {
+  const { options } = await place();
+  const bytes = webcrypto.getRandomValues(new Uint8Array(65_536));
+  const key = await fileKey(bytes);
+  const slow = createServer((request, response) => {
+    request.resume();
+    request.on('end', () => {
+      // Longer than `timeoutMs` in all: before an upload is answered, and from piece to piece of a download.
+      if (request.method === 'PUT') setTimeout(() => response.end('{"result": null}'), 900);
+      else {
+        response.setHeader('content-length', bytes.length);
+        const send = (at: number) => {
+          if (at === 4) return response.end();
+          response.write(bytes.subarray(at * 16_384, (at + 1) * 16_384));
+          setTimeout(() => send(at + 1), 250);
+        };
+        send(0);
+      }
+    });
+  });
+  await new Promise<void>((resolve) => slow.listen(0, '127.0.0.1', resolve));
+  try {
+    const endpoint = `http://127.0.0.1:${(slow.address() as AddressInfo).port}`;
+    const blobs = new FsdBlobStore({ ...options, endpoint, timeoutMs: 600 });
+    await blobs.put(key, bytes);
+    assert.equal(Buffer.compare(await (await blobs.get(key))!.bytes(), bytes), 0);
+  } finally {
+    slow.closeAllConnections();
+    await new Promise((resolve) => slow.close(resolve));
+  }
+});
+
+test('a server that falls silent is given up', async () => {
+  const { options } = await place();
+  let asked = 0;
+  const silent = createServer((_request, response) => {
+    asked++;
+    response.setHeader('content-length', 100);
+    response.write('{'); // and no more
+  });
+  await new Promise<void>((resolve) => silent.listen(0, '127.0.0.1', resolve));
+  try {
+    const endpoint = `http://127.0.0.1:${(silent.address() as AddressInfo).port}`;
+    const store = new FsdCheckpointStore({ ...options, endpoint, timeoutMs: 200, attempts: 2 });
+    await assert.rejects(store.getHead('t'), (error: FsdError) => error.code === 'unavailable');
+    assert.equal(asked, 2);
+  } finally {
+    silent.closeAllConnections();
+    await new Promise((resolve) => silent.close(resolve));
+  }
 });
 
 test('blobs are kept by hash, listed, swept', async () => {
@@ -285,7 +358,7 @@ test('instance records are replaced whole', async () => {
 });
 
 test('a writer is kept over long work, and a lost one is told', async () => {
-  const made = await server.create({ leaseDurationMs: 400, renewAfterMs: 60 });
+  const made = await server.create({ leaseDurationMs: 30_000, renewAfterMs: 60 });
   const store = new FsdCheckpointStore({ token: made.token, endpoint: made.endpoint });
   const value = await withWriter(store, 't', async (lease, check) => {
     const first = lease.expiresAt;
