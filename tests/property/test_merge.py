@@ -170,6 +170,24 @@ def directories(tree: Shown) -> set[int]:
     return {ino for ino, _, _, data in tree.values() if data is None}
 
 
+def by_inode(tree: Shown) -> dict[int, tuple[Any, ...]]:
+    return {ino: (mode, data) for ino, mode, _, data in tree.values()}
+
+
+def check_inodes(base: Shown, ours: Shown, theirs: Shown, after: Shown) -> None:
+    """Nobody decided anything: of an inode that all three have is there what one side made of it. Names of a
+    file may go on either side, and the file with the last one, but not with a change."""
+    was, mine, other, now = map(by_inode, (base, ours, theirs, after))
+    for ino in was.keys() & mine.keys() & other.keys():
+        if ino not in now:
+            assert other[ino] == was[ino], "what the fork changed went with its names"
+            assert mine[ino][1] == was[ino][1], "what the parent wrote went with its names"
+            continue
+        for before, here, there, found in zip(was[ino], mine[ino], other[ino], now[ino]):
+            assert before in (here, there) or here == there, "both changed it, and no conflict was told"
+            assert found == (here if there == before else there)
+
+
 def wild_run(bench: Bench, seed: int) -> list[str]:
     pair = Pair(bench, random.Random(seed), plain=False)
     told: list[str] = []
@@ -195,6 +213,7 @@ def wild_run(bench: Bench, seed: int) -> list[str]:
                 assert contents(ours) - contents(base) <= contents(pair.on(pair.parent))
             break
         assert directories(ours) & directories(theirs) <= directories(after), "both have it"
+        check_inodes(base, ours, theirs, after)
         written = (contents(ours) | contents(theirs)) - contents(base)
         assert written & contents(ours) & contents(theirs) <= contents(after)
         for data in written:
@@ -221,6 +240,7 @@ def moves_run(bench: Bench, seed: int) -> str:
         assert both <= directories(pair.on(pair.parent)), "a directory that both have is gone"
         written = (contents(ours) | contents(theirs)) - contents(pair.base)
         assert written <= contents(pair.on(pair.parent)), "content that one side wrote is lost"
+        check_inodes(pair.base, ours, theirs, pair.on(pair.parent))
         return str(done["status"])
     some = [f"*/{name}" for name in rng.sample("abcdefgh", 7)]
     mixed = tuple(some[: rng.choice((0, 1, 3))])
