@@ -491,11 +491,11 @@ class Loader:
 
     def refreshed(self, node: Inode, attr: Attr | None, seq: int) -> None:
         """The server's present version of an inode; None: it is gone there."""
+        _, own, _, foreign = self._since(seq)
         if attr is None:
             self.vanished(node, seq)
-            node.stale = False
+            node.stale = node.ino in foreign or seq < self.core.forgotten
             return
-        _, own, _, foreign = self._since(seq)
         attr = self.core.local_attr(attr)
         if self.core.nodes.by_ino.get(node.ino) is node:
             attr = attr._replace(ino=node.ino)  # one inode may be here under two numbers (`differ.becomes`)
@@ -504,12 +504,12 @@ class Loader:
             node.stale = True
 
     def vanished(self, node: Inode, seq: int) -> None:
-        """The server had no such inode as of `seq`: that says nothing of one it got from here since."""
-        if node.ino == self.core.root_ino or node.busy or node.ino in self._since(seq)[1]:
+        """The server had no such inode as of `seq`: that says nothing of one it got since, from here or by a
+        restore."""
+        _, own, _, foreign = self._since(seq)
+        if node.ino == self.core.root_ino or node.busy or node.ino in own or node.ino in foreign:
             return
-        node.gone = True
-        node.stale = False
-        node.nlink = 0
+        node.gone, node.stale, node.nlink = True, False, 0
         node.stamp += 1
         above = self.core.nodes.by_ino.get(node.where[0]) if node.where is not None else None
         if above is not None and node.where is not None and above.entries.get(node.where[1]) == node.ino:

@@ -283,6 +283,25 @@ def test_a_directory_the_server_got_since_it_was_asked_stays(pair: Pair, what: s
     assert not volume.node(made).gone
 
 
+def test_what_others_changed_since_the_server_was_asked_is_asked_again(pair: Pair) -> None:
+    """The answer that there is no such inode is older than its commit here, and than what another made of it
+    since: that is not forgotten with the answer."""
+    client, volume, other = pair.reader, pair.reader.volume, pair.writer
+    made = client.call(lambda v: v.mkdir(pair.root, b"d", 0o755, 0, 0)).ino
+    volume.loader.attrs([volume.node(made)])
+    job = next(one for one in volume.jobs() if isinstance(one, AskJob))
+    answer = client.run(job)
+    client.until(client.call(lambda v: v.barrier()))
+    other.feed()
+    found = other.call(lambda v: v.lookup(pair.root, b"d"))
+    assert found is not None
+    other.call(lambda v: v.setattr(found.ino, mode=0o700))
+    other.until(other.volume.barrier())
+    client.feed()
+    volume.finish(job, answer)
+    assert client.call(lambda v: v.getattr(made)).mode & 0o777 == 0o700
+
+
 def test_callers_that_never_come_back_are_forgotten(pair: Pair) -> None:
     pair.write(b"f", b"one")
     ino = pair.look(b"f")
