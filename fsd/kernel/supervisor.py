@@ -16,6 +16,7 @@ import errno
 import importlib
 import os
 import select
+import shlex
 import signal
 import socket
 import threading
@@ -32,7 +33,16 @@ from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse,
 from fsd.kernel.options import MountOptions
 from fsd.kernel.prune import prune
 from fsd.kernel.runtime import Record, RuntimeDir
-from fsd.model.errors import Busy, FsdError, InternalError, NoSpace, NotFound, Unavailable, UsageError
+from fsd.model.errors import (
+    Busy,
+    DiskFailed,
+    FsdError,
+    InternalError,
+    NoSpace,
+    NotFound,
+    Unavailable,
+    UsageError,
+)
 from fsd.model.limits import RESTART_WINDOW, RESTARTS_MAX
 
 EXIT_LEFT: Final = 6
@@ -171,7 +181,9 @@ def _prepare(options: MountOptions, place: Path, directory: RuntimeDir, say: Say
             raise NoSpace(f"the disk under {options.state_dir} is full") from exc
         raise UsageError(
             f"the state directory {own} cannot be made: {exc.strerror}",
-            hint="choose --state-dir, or set HOME or XDG_STATE_HOME to a directory of yours",
+            hint=DiskFailed.way_out(shlex.quote(str(options.state_dir)))
+            if exc.errno in (errno.EROFS, errno.EIO) and own.exists()
+            else "choose --state-dir, or set HOME or XDG_STATE_HOME to a directory of yours",
         ) from exc
     record = Record(
         mount_id=options.mount_id,

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from fsd.host.files import allocate
 from fsd.model.errors import NoSpace
 from fsd.model.limits import DISK_RESERVE
 
@@ -73,7 +74,7 @@ class Reserve:
     def _take(self) -> bool:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, DISK_RESERVE)
+            allocate(fd, 0, DISK_RESERVE)
         except OSError as exc:
             if exc.errno not in _FULL:
                 raise

@@ -165,6 +165,14 @@ class DiskFailed(NoSpace):
     code = "disk_failed"
     errno = _errno.EIO
 
+    @staticmethod
+    def way_out(root: str) -> str:
+        """What can be done about what a state directory below `root` holds, while it can be read."""
+        return (
+            "what it holds can be sent from a copy, made before this machine is restarted: "
+            f"`cp -a {root} NEW`, then `fsd recover MOUNTPOINT --state-dir NEW`"
+        )
+
 
 class Unavailable(FsdError):
     """The server is down, unreachable, slow, or answered something that is no answer."""

@@ -7,6 +7,7 @@ insides; whatever has to be known twice is here.
 from __future__ import annotations
 
 import os
+import shlex
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -329,7 +330,7 @@ class Core:
         """The disk under the log takes nothing, and it is not for want of room."""
         return DiskFailed(
             f"the disk under the state directory {self.options.state_dir} fails: {exc.strerror}",
-            hint="what was written before is sent as far as it can be read; answers wait for the log",
+            hint=DiskFailed.way_out(shlex.quote(str(self.options.state_dir.parent.parent))),
         )
 
     def disk_full(self, exc: NoSpace) -> None:

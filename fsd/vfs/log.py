@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fsd.host.crc import crc32
-from fsd.host.files import fsync_dir, write_durable
+from fsd.host.files import allocate, fsync_dir, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import LOG_KEPT, LOG_LAZY, MIB, SEGMENT
@@ -354,7 +354,7 @@ class Log:
     def _allocate(self, end: int, spare: bool) -> None:
         """Have space for a record that ends at `end` and RESERVE behind it."""
         try:
-            os.posix_fallocate(self._fds[self._segment], self._allocated, end + AHEAD - self._allocated)
+            allocate(self._fds[self._segment], self._allocated, end + AHEAD - self._allocated)
             self._allocated = end + AHEAD
         except OSError as exc:
             if exc.errno not in FULL:
@@ -375,14 +375,14 @@ class Log:
         the spare file holds."""
         fd = self._fds[self._segment]
         try:
-            os.posix_fallocate(fd, self._allocated, end - self._allocated)
+            allocate(fd, self._allocated, end - self._allocated)
             self._allocated = end
             return
         except OSError as none_left:
             if none_left.errno not in FULL or not self._give_spare():
                 raise self._no_space(exc) from none_left
         try:
-            os.posix_fallocate(fd, self._allocated, end + SPARE_SIZE // 2 - self._allocated)
+            allocate(fd, self._allocated, end + SPARE_SIZE // 2 - self._allocated)
             self._allocated = end + SPARE_SIZE // 2
         except OSError as again:
             raise self._no_space(again) from again
@@ -397,7 +397,7 @@ class Log:
                 raise
             return
         try:
-            os.posix_fallocate(fd, 0, SPARE_SIZE)
+            allocate(fd, 0, SPARE_SIZE)
             self._spare = True
         except OSError as exc:
             if exc.errno not in FULL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shlex
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from fsd.host.files import lock_directory
 from fsd.host.seam import Host
 from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import FsdError, NoSpace, NotFound, UsageError
+from fsd.model.errors import DiskFailed, FsdError, NoSpace, NotFound, UsageError
 from fsd.model.limits import MIB
 from fsd.model.names import show, split_path
 from fsd.remote.api import Remote, SessionStart
@@ -78,7 +79,9 @@ def usable(state_dir: Path) -> Iterator[None]:
         raise UsageError(
             f"the state directory {state_dir} cannot be used: "
             f"{exc.filename or 'a file in it'}: {exc.strerror}",
-            hint="look at it, or choose another --state-dir; what is in it stays",
+            hint=DiskFailed.way_out(shlex.quote(str(state_dir.parent.parent)))
+            if exc.errno in (errno.EROFS, errno.EIO)
+            else "look at it, or choose another --state-dir; what is in it stays",
         ) from exc
 
 

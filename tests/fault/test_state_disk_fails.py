@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from support.client import Client
 from support.clientcase import age, files, finish, settled, take
 
-from fsd.model.errors import DiskFailed, FsdError
+from fsd.model.errors import DiskFailed, FsdError, UsageError
 from fsd.vfs.aside import kept
 from fsd.vfs.build import BuildJob
 from fsd.vfs.commit import CommitJob
@@ -113,6 +115,27 @@ def test_killed_meanwhile_the_next_mount_sends_it_again(client: Client, broken: 
     client.open()
     settled(client)
     assert files(client) == {"/a": b"before"}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_what_it_holds_goes_from_a_copy(client: Client, broken: Broken, tmp_path: Path, number: int) -> None:
+    """As whoever tries to mount there is told."""
+    client.put(client.volume.root_ino, b"a", b"unsent")
+    with broken(number):
+        client.kill()
+        with pytest.raises(UsageError) as told:
+            client.open()
+        assert f"cp -a {client.options.state_dir.parent.parent} " in told.value.hint
+    client.options = replace(client.options, state_dir=tmp_path / "copy")
+    shutil.copytree(told_of(told.value.message), client.options.state_dir)
+    client.open()
+    settled(client)
+    assert files(client) == {"/a": b"unsent"}
+
+
+def told_of(message: str) -> str:
+    """The state directory that a message names."""
+    return message.removeprefix("the state directory ").partition(" ")[0]
 
 
 @pytest.fixture(name="bad")

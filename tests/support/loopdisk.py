@@ -67,6 +67,11 @@ class LoopDisk:
         finally:
             os.close(fd)
 
+    def turn_read_only(self) -> None:
+        """What ext4 does on most machines when it meets an error: everything can be read, nothing written."""
+        self._must("mount", "-o", "remount,errors=remount-ro", os.fspath(self.path))
+        Path(f"/sys/fs/ext4/{os.path.basename(self._device)}/trigger_fs_error").write_text("1")
+
     def remount(self) -> None:
         """After `die`: the machine is up again. Nothing may have files open on it."""
         self._must("umount", os.fspath(self.path))
