@@ -153,7 +153,7 @@ async def _barriers(ctx: Context, fs: FsRef, who: Grant, seconds: float) -> list
             while True:
                 answers = await ctx.run(lambda: barriers.answers(asked))
                 left = deadline - ctx.host.monotonic()
-                if len(answers) == len(asked) or left <= 0 or ctx.waiters.stopping:
+                if len(answers) == sum(one.id != 0 for one in asked) or left <= 0 or ctx.waiters.stopping:
                     return shown(asked, answers, seconds)
                 await ctx.waiters.wait(event, min(left, _LOOK_EVERY))
         finally:

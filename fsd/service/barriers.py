@@ -40,7 +40,8 @@ class BarrierAnswer(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A session that was asked. `pending` is what it last said it holds."""
+    """A session that was asked. `pending` is what it last said it holds. `id` 0: it was not, since there are
+    more than may be at once; one such stands for all of them."""
 
     id: int
     session: int
@@ -64,9 +65,12 @@ class Barriers:
         def write(tx: Tx) -> list[Asked]:
             hold(tx, fs, who)
             tx.execute("DELETE FROM barrier WHERE fs=? AND expires<?", (fs.id, now))
-            found = []
+            found: list[Asked] = []
             seen = now - int(LOST_AFTER * 1e9)
-            for session, host, path, pending in tx.all(WRITERS_SQL, (fs.id, seen, DRAIN_SESSIONS_MAX)):
+            for session, host, path, pending in tx.all(WRITERS_SQL, (fs.id, seen, DRAIN_SESSIONS_MAX + 1)):
+                if len(found) == DRAIN_SESSIONS_MAX:
+                    found.append(Asked(0, int(session), host, path, json.loads(pending)))
+                    break
                 row = tx.one(
                     "INSERT INTO barrier (fs, session, asked, expires, answer) VALUES (?,?,?,?,'') "
                     "RETURNING id",
@@ -133,10 +137,11 @@ def shown(asked: Sequence[Asked], answers: dict[int, BarrierAnswer], timeout: fl
         answer = answers.get(one.id)
         made: dict[str, Any] = {"session": one.session, "host": one.host, "path": one.path}
         if answer is None:
+            late = f"no answer within {timeout:g} s"
             made |= {
                 "included": False,
                 "pending_bytes": one.pending.get("bytes", 0),
-                "reason": f"no answer within {timeout:g} s",
+                "reason": late if one.id else f"not asked: more than {DRAIN_SESSIONS_MAX} mounts write",
             }
         else:
             made |= {

@@ -22,8 +22,9 @@ from fsd.model.attrs import ROOT_INO
 from fsd.model.errors import IntegrityError, InvalidPath, NotFound, UnsupportedEntry, UsageError
 from fsd.model.limits import BLOCK, EXPORT_PAGE, GIB
 from fsd.model.ops import CONTENT, Content
-from fsd.service import feed, names, records
+from fsd.service import barriers, feed, names, records
 from fsd.service.access import ADMIN_GRANT
+from fsd.service.barriers import BarrierAnswer
 from fsd.service.export import Export
 from fsd.service.native import Ask, read_ask
 from fsd.service.open import ServiceOptions, open_service
@@ -474,3 +475,24 @@ def test_an_export_of_damaged_content_does_not_end_well(tmp_path: Path) -> None:
         with pytest.raises(IntegrityError):
             list(iter(opened.next_piece, b""))
         opened.close()
+
+
+def test_mounts_beyond_those_that_may_be_asked_are_not_said_to_be_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(barriers, "DRAIN_SESSIONS_MAX", 2)
+    with Bench(tmp_path) as bench:
+        mounts = [bench.mount(f"host{number}") for number in range(4)]
+        found = bench.service.barriers.ask(bench.fs, ADMIN_GRANT, 10)
+        assert [one.id != 0 for one in found] == [True, True, False]
+        for one in found[:2]:
+            bench.service.barriers.answer(
+                bench.fs, one.session, one.id, BarrierAnswer(True, 1, (0, 0, 0), "")
+            )
+        answers = bench.service.barriers.answers(found)
+        assert len(answers) == 2
+        told = barriers.shown(found, answers, 10)
+        assert [one["included"] for one in told] == [True, True, False]
+        assert told[2]["session"] == mounts[2].session and "more than 2 mounts" in told[2]["reason"]
+        bench.service.barriers.done(found)
+        assert bench.service.db.read(lambda tx: tx.all("SELECT 1 FROM barrier")) == []
