@@ -142,6 +142,22 @@ def require_fuse() -> None:
             "fusermount3 is not installed; without root it is what mounts",
             hint=f"as root: apt-get install -y fuse3. {instead}",
         )
+    if os.geteuid() != 0 and not _has_name(os.getuid()):
+        line = f"me:x:{os.getuid()}:{os.getgid()}::/:/bin/sh"
+        raise Unsupported(
+            f"uid {os.getuid()} has no name here, and fusermount3 mounts for no user without one",
+            hint=f"as root: echo {line} >>/etc/passwd (containers: a user of the image). {instead}",
+        )
+
+
+def _has_name(uid: int) -> bool:
+    import pwd  # as above
+
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def check_place(place: Path, outside: dict[str, Path], *, covered: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,41 @@ def test_without_mtab_a_user_is_told_what_to_do(trusted: Server, open_dir: Path)
     assert told.count("as root: ln -s ../proc/self/mounts /etc/mtab") == 2, told
     assert "until then `fsd drain` sends everything" in told, told
     assert "unmounted: 1\nkept\n" in told, told
+
+
+def test_a_user_without_a_name_is_told_what_to_do(trusted: Server, open_dir: Path) -> None:
+    """A container that was started with a number for a user: fusermount3 mounts for nobody without a name."""
+    nameless = 54321
+    work = open_dir / "work"
+    work.mkdir()
+    os.chown(work, nameless, nameless)
+    fs, fsd = trusted.create(), " ".join(command())
+    as_root = f"""
+        mknod {open_dir}/fuse0 c 10 229; chmod 666 {open_dir}/fuse0; mount --bind {open_dir}/fuse0 /dev/fuse
+        cd {work}; export HOME={work}
+        exec setpriv --reuid={nameless} --regid={nameless} --clear-groups bash -uc '
+            mkdir m; {fsd} mount m --output text; echo mount: $?; {fsd} doctor --output text; ls m'
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-euc", as_root],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env={**os.environ, **fs.env},
+    )
+    assert "mount: 2\n" in done.stdout, done
+    assert "uid 54321 has no name here" in done.stderr, done
+    assert "has no name here" in done.stdout, done
+    assert "fsd mount: does not work\n" in done.stdout, done
+    [line] = {one for one in done.stdout.splitlines() if ">>/etc/passwd" in one}
+    told = line.partition("echo ")[2].partition(" >>")[0]
+    assert f":{nameless}:{nameless}:" in told, line
+    passwd = open_dir / "passwd"
+    prepare = f"cp /etc/passwd {passwd}; echo {told} >>{passwd}; mount --bind {passwd} /etc/passwd"
+    assert "kept" in in_a_users_mount(
+        open_dir, fs, nameless, "echo kept > m/kept; cat m/kept", prepare=prepare
+    )
 
 
 def test_a_home_that_is_anothers_is_told_with_what_to_choose(trusted: Server, open_dir: Path) -> None:
