@@ -81,7 +81,10 @@ class Context:
             if not wanted and claim.token:
                 wanted = parse(claim.token).file_system_id
             if not wanted:
-                raise UsageError("which filesystem? its id is missing", hint="see `fsd list`")
+                raise UsageError(
+                    "which filesystem? its id is missing",
+                    hint="`fsd list` shows the ids; --file-system-id takes one in every command",
+                )
             return self.admin(), wanted
         identity = self.data()
         return identity, identity.file_system_id

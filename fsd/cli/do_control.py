@@ -15,6 +15,7 @@ from fsd.client.forks import Forks
 from fsd.client.http import Http
 from fsd.client.identity import Identity
 from fsd.model.errors import FsdError, NotFound, NotPermitted, UsageError
+from fsd.model.words import counted
 
 WAIT: Final = 600.0
 KEY_WAIT: Final = 15.0  # a server's first start writes its admin key within this many seconds
@@ -158,15 +159,30 @@ def delete(context: Context, args: SimpleNamespace) -> Document:
         )
     if args.cascade and args.detach:
         raise UsageError("--cascade and --detach exclude each other")
-    context.confirm(f"Delete {wanted} with all its files and journals?", needs_yes=True)
-    if identity.file_system_id:
-        forks = Forks(Http(identity, context.host), identity.file_system_id)
+    forks = Forks(Http(identity, context.host), identity.file_system_id) if identity.file_system_id else None
+    if not (args.yes or context.long):
+        about = _about(context, identity, forks, wanted)
+        context.confirm(f"Delete {wanted}{about} with all it holds, for good?", needs_yes=True)
+    if forks is not None:
         answer = forks.delete(wanted, cascade=args.cascade, detach=args.detach)
     else:
         answer = control(context, identity).delete(wanted, cascade=args.cascade, detach=args.detach)
     if context.long:
         answer = {**answer, "credentials_removed": False, "remote_deletion_state": "accepted"}
     return Document(answer)
+
+
+def _about(context: Context, identity: Identity, forks: Forks | None, wanted: str) -> str:
+    """What a question says of the filesystem, for who has the wrong id at hand."""
+    if forks is None:
+        found = control(context, identity).describe(wanted)
+    else:
+        found = next((one for one in forks.below() if one["file_system_id"] == wanted), {})
+    if not found:
+        return ""
+    usage = found["usage"]
+    size = f"{counted(usage['file_count'], 'file')}, {counted(usage['storage_bytes'], 'byte')}"
+    return f" ({found['display_name']}: {size})" if found["display_name"] else f" ({size})"
 
 
 def token_create(context: Context, args: SimpleNamespace) -> Document:

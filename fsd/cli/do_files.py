@@ -6,15 +6,18 @@ import base64
 import errno
 import signal
 import threading
+from stat import filemode
 from types import SimpleNamespace
 from typing import Any, Final
 
+from fsd.cli import modes
 from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context, path_bytes, remote_path
 from fsd.cli.output import Document, Raw, align, visible
-from fsd.client.files import Files, FindFilter
+from fsd.cli.several import each, paths, tried
+from fsd.client.files import Files, FindFilter, raw_path
 from fsd.client.http import Http
-from fsd.model.errors import NotFound, PosixError, UsageError
+from fsd.model.errors import Conflict, NotFound, PosixError, UsageError
 from fsd.model.limits import GREP_MATCHES
 
 KIND_LETTERS: Final = {
@@ -55,17 +58,24 @@ def shown_name(stat: dict[str, Any], field: str = "name") -> str:
 def cat(context: Context, args: SimpleNamespace) -> Raw:
     if context.long and (args.offset is None) != (args.length is None):
         raise UsageError("--offset and --length go together")
-    out = context.streams.stdout
-    for piece in files(context).read(remote_path(args.path), offset=args.offset or 0, length=args.length):
-        out.write(piece)
+    if len(paths(args)) > 1 and (args.offset is not None or args.length is not None):
+        raise UsageError("--offset and --length are of one file")
+    api, out = files(context), context.streams.stdout
+
+    def pour(path: str) -> Document:
+        for piece in api.read(remote_path(path), offset=args.offset or 0, length=args.length):
+            out.write(piece)
+        return Document(None)
+
+    _, _, failed = tried(context, paths(args), pour)
     out.flush()
+    if failed is not None:
+        raise failed
     return Raw()
 
 
 def _mode_text(stat: dict[str, Any]) -> str:
-    bits = int(stat["mode"], 8)
-    letters = "".join(c if bits >> (8 - at) & 1 else "-" for at, c in enumerate("rwxrwxrwx"))
-    return KIND_LETTERS.get(stat["kind"], "?") + letters
+    return KIND_LETTERS.get(stat["kind"], "?") + filemode(int(stat["mode"], 8))[1:]
 
 
 def listing(entries: list[dict[str, Any]], field: str, details: bool) -> str:
@@ -90,7 +100,13 @@ def _when(entry: dict[str, Any]) -> str:
 
 
 def ls(context: Context, args: SimpleNamespace) -> Document:
-    api, path = files(context), remote_path(args.path)
+    if args.after is not None and len(paths(args)) > 1:
+        raise UsageError("--after is of one directory")
+    api = files(context)
+    return each(context, args, lambda path: _list(api, args, remote_path(path)), titles=True)
+
+
+def _list(api: Files, args: SimpleNamespace, path: bytes) -> Document:
     entries: list[dict[str, Any]] = []
     after: str | None = args.after
     while True:
@@ -120,7 +136,12 @@ def _limit(room: int | None) -> dict[str, int]:
 
 
 def stat(context: Context, args: SimpleNamespace) -> Document:
-    answer = files(context).stat(remote_path(args.path), follow=args.follow)
+    api = files(context)
+    return each(context, args, lambda path: _stat(context, api, path, args.follow), titles=True)
+
+
+def _stat(context: Context, api: Files, path: str, follow: bool) -> Document:
+    answer = api.stat(remote_path(path), follow=follow)
     if context.long:
         # Fields ti prints beside ours. What only its extraction service knows is null.
         answer = {
@@ -160,37 +181,92 @@ def mv(context: Context, args: SimpleNamespace) -> Document:
 
 
 def rm(context: Context, args: SimpleNamespace) -> Document:
-    path = remote_path(args.path)
+    raw = [remote_path(path) for path in paths(args)]  # one that is wrong is told before anything goes
     if args.recursive and not args.force:
-        context.confirm(f"Remove {args.path} with everything below?", needs_yes=False)
+        more = f" and {len(raw) - 1} more" if len(raw) > 1 else ""
+        context.confirm(f"Remove {args.path}{more} with everything below?", needs_yes=False)
+    api = files(context)
+    return each(context, args, lambda path: _remove(api, args, path))
+
+
+def _remove(api: Files, args: SimpleNamespace, path: str) -> Document:
     try:
-        answer = files(context).remove(path, recursive=args.recursive)
+        answer = api.remove(remote_path(path), recursive=args.recursive)
     except NotFound as exc:
         # Of the path: a filesystem that is gone is told with --force too.
         if not args.force or exc.details.get("errno") != "ENOENT":
             raise
         answer = {"action": "remove", "status": "ok", "removed": 0, "more": False}
-    return _done(answer, path=args.path)
+    return _done(answer, path=path)
 
 
 def mkdir(context: Context, args: SimpleNamespace) -> Document:
-    answer = files(context).mkdir(remote_path(args.path), mode=args.mode, parents=args.parents)
-    return _done(answer, path=args.path)
+    api = files(context)
+
+    def make(path: str) -> Document:
+        return _done(api.mkdir(remote_path(path), mode=args.mode, parents=args.parents), path=path)
+
+    return each(context, args, make)
 
 
 def chmod(context: Context, args: SimpleNamespace) -> Document:
-    return _done(files(context).chmod(remote_path(args.path), args.mode), path=args.path)
+    api = files(context)
+    return each(context, args, lambda path: _chmod(context, api, args, path))
+
+
+def _chmod(context: Context, api: Files, args: SimpleNamespace, path: str) -> Document:
+    """With -R also what is below, symlinks apart, as chmod does; what has the mode already is left alone."""
+    raw, bits = remote_path(path), modes.absolute(args.mode)
+    if bits is None or args.recursive:
+        top = api.stat(raw, follow=True)
+        bits = _changed(args.mode, top)
+    answer = api.chmod(raw, bits)
+    if not args.recursive:
+        return _done(answer, path=path)
+    changed = 1
+    if top["is_dir"]:
+        for entry in api.list(raw, recursive=True):
+            if entry["kind"] != "symlink" and (wanted := _changed(args.mode, entry)) != int(entry["mode"], 8):
+                context.progress(f"{changed} changed  {entry['path']}")
+                answer = api.chmod(raw_path(entry), wanted)
+                changed += 1
+    return _done(answer, path=path, changed=changed)
+
+
+def _changed(text: str, stat: dict[str, Any]) -> int:
+    bits = modes.absolute(text)
+    return modes.applied(text, int(stat["mode"], 8), directory=stat["is_dir"]) if bits is None else bits
 
 
 def ln(context: Context, args: SimpleNamespace) -> Document:
     if args.symbolic:
         return symlink(context, args)
     args.source_path = args.target
+    if args.force:
+        _out_of_the_way(files(context), args)
     return hardlink(context, args)
 
 
+def _out_of_the_way(api: Files, args: SimpleNamespace) -> None:
+    """Remove what has the name of a hard link to be; not the file itself, and no directory."""
+    source = api.stat(remote_path(args.source_path))
+    try:
+        there = api.stat(remote_path(args.link_path))
+    except NotFound as exc:
+        if exc.details.get("errno") != "ENOENT":
+            raise
+        return
+    if there["ino"] == source["ino"]:
+        raise Conflict(f"{args.source_path} and {args.link_path} are the same file already")
+    if source["is_dir"] or there["is_dir"]:
+        raise Conflict(f"{args.source_path if source['is_dir'] else args.link_path} is a directory")
+    if not api.dry_run:
+        api.remove(remote_path(args.link_path), if_match=there["revision"])
+
+
 def symlink(context: Context, args: SimpleNamespace) -> Document:
-    answer = files(context).symlink(path_bytes(args.target), remote_path(args.link_path))
+    target, link = path_bytes(args.target), remote_path(args.link_path)
+    answer = files(context).symlink(target, link, overwrite=getattr(args, "force", False))
     return _done(answer, link_path=args.link_path, target=args.target)
 
 

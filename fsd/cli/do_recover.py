@@ -89,8 +89,8 @@ def recover(context: Context, args: SimpleNamespace) -> Document:
     wanted = volume_options(context, args)
     if not wanted.state_dir.is_dir():
         raise NotFound(
-            f"nothing was left at {wanted.path}: there is no {wanted.state_dir}",
-            hint="give the --state-dir and --remote-path of the mount; `fsd doctor` lists left-overs",
+            f"{wanted.file_system} left nothing at {wanted.path}: there is no {wanted.state_dir}",
+            hint="give the token, --state-dir and --remote-path of the mount; `fsd doctor` lists left-overs",
         )
     if args.retry + bool(args.export) + args.discard + args.as_conflicts > 1:
         raise UsageError("--retry, --export, --discard and --as-conflicts exclude each other")
@@ -167,6 +167,8 @@ def not_sent(
             error.hint = f"{error.hint}; {ways}" if error.hint else ways
         raise error
     hint = "what was taken out is still in the log: `fsd recover` with --discard drops it there"
+    if remote is None:
+        hint += f"; where the token is gone for good, remove {wanted.state_dir}"
     if taken.incomplete:
         hint += "; of the files in `incomplete` only what was changed could be taken out, the rest are zeros"
     error.hint = hint

@@ -84,7 +84,9 @@ def _ask(context: Context, checks: list[dict[str, str]]) -> tuple[Document | Non
     try:
         if row.handler.startswith("do_files:") and row.plan[0] == "POST":
             context.args.yes = True
-            call(row.handler, context)
+            done = call(row.handler, context)
+            if isinstance(done, Document) and done.error is not None:  # of several paths some
+                raise done.error
             checks.append({"name": "server", "status": "ok", "message": "the server would do it"})
         elif row.handler in _COUNTED:
             counted = call(row.handler, context)

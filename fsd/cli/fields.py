@@ -64,7 +64,7 @@ FIELDS: Final = {
     "mv": _ACTION + " source_path target_path",
     "rm": "action status fs_seq? removed more path",
     "mkdir": _ACTION + " path",
-    "chmod": _ACTION + " path",
+    "chmod": _ACTION + " path changed?",
     "ln": _ACTION + " link_path target? source_path?",
     "fs create-symlink": _ACTION + " link_path target",
     "fs create-hardlink": _ACTION + " link_path source_path",
@@ -103,7 +103,7 @@ FIELDS: Final = {
     "fs rollback-layer": "operation layer_id status fork_id base_seq fs_seq undo_checkpoint_id server_ms",
     "fs commit-layer": _MERGE + " layer_id",
     "fs delete-layer": "layer_id status layers_deleted[]",
-    "drain": "status flushed{} duration_ms " + _LEFT,
+    "drain": "status flushed{} duration_ms fs_seq " + _LEFT,
     "unmount": "status flushed{}? duration_ms? pending{}? first_failed_path? reason? still_mounted_at?"
     " mount_path",
     "wait": "status seq mount_path",

@@ -65,7 +65,7 @@ def usage_line(row: Command, long: bool, words: Words) -> str:
     parts = [f"fsd {' '.join(words)}"]
     if not long:
         for f in sorted((f for f in flags if f.position is not None), key=lambda f: f.position or 0):
-            name = f.operand + ("..." if f.rest else "")
+            name = f.operand + ("..." if f.rest or f.many else "")
             parts.append(name if f.required else f"[{name}]")
     for f in row.flags:
         if f in flags and f.names and (long or f.position is None) and f.required:

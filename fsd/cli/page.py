@@ -43,12 +43,17 @@ with `:` or is `-` is written `./:name`. Names are bytes: whatever the shell pas
 
 `cp` into a directory that exists, or to a name that ends with `/`, puts a file inside it under its own name.
 `cp -r A B` makes B what A is, merged into what B holds already, so an interrupted copy can be repeated;
-`cp -r A B/` makes B/A. Modes and times are kept, those of symlinks too, and between here and the server the
-names of one file (hard links) are names of one file again; a copy within the server gives each of them a file
-of its own, which shares the content. Holes of sparse files are neither sent nor written.
+`cp -r A B/` makes B/A, and `cp -r A/. B/` (or `cp -r . B/`) puts what is in A into B. Modes and times are
+kept, those of symlinks too, and between here and the server the names of one file (hard links) are names of
+one file again; a copy within the server gives each of them a file of its own, which shares the content. Holes
+of sparse files are neither sent nor written.
 
 Uploads replace what is at the target, in both spellings (`--overwrite` says so, `--no-overwrite` forbids
 it). The long spelling's downloads need `--overwrite` to replace a local file.
+
+`cat`, `ls`, `stat`, `rm`, `mkdir` and `chmod` take several paths, each for itself: one that fails is told and
+keeps none of the others from being done, and the exit code is the first failure's. The document of several is
+`results[]`, what each alone would print, and `failed[]` of `path`, `code` and `message`.
 
 ## Environment
 

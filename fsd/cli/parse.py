@@ -105,7 +105,7 @@ def place_operands(
     # An operand whose flag was named is not expected among the operands any more.
     open_places = [f for f in places if f.dest not in given]
     for place in open_places:
-        if place.rest:
+        if place.rest or place.many:
             if operands:
                 given[place.dest] = operands
             return

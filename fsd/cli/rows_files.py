@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fsd.cli import values
+from fsd.cli import modes, values
+from fsd.cli.several import others
 from fsd.cli.table import YES, Command, Flag, flag, operand, switch
 
 GROUP: Final = "Files"
@@ -47,7 +48,8 @@ ROWS: Final = (
             operand("destination", "local path, :/remote/path or -", position=1),
             *ends("--from-local", "--from-stdin", "--from-remote",
                   "--to-remote", "--to-local", "--to-stdout"),
-            switch("--recursive -r -R", "a whole tree, in parallel"),
+            switch("--recursive -r -R --archive -a", "a whole tree, in parallel (-a: modes and times are kept"
+                   " always)"),
             switch("--resume", "skip files that are there with the same size and time"),
             switch("--overwrite", "replace what is there (also the default, as cp does)"),
             switch("--no-overwrite -n", "fail when the target exists"),
@@ -67,6 +69,7 @@ ROWS: Final = (
         "fsd cat /tasks/task-42/plan.md", "do_files:cat", aliases=(("fs", "cat"),), raw=True,
         flags=(
             path("remote file", required=True),
+            others(1),
             flag("--offset", "first byte", values.integer(), metavar="N"),
             flag("--length", "how many bytes", values.integer(), metavar="N"),
             *STATE,
@@ -78,6 +81,7 @@ ROWS: Final = (
         "fsd ls /tasks", "do_files:ls", aliases=(("fs", "ls"),),
         flags=(
             path("remote directory (default /)", default="/"),
+            others(1),
             switch("--recursive -r -R", "with everything below, as paths"),
             switch("-l --details", "with mode, owner, size and time"),
             switch("--all -a", "accepted: names that begin with a dot are always shown"),
@@ -91,6 +95,7 @@ ROWS: Final = (
         "fsd stat /tasks/task-42/plan.md", "do_files:stat", aliases=(("fs", "stat"),),
         flags=(
             path("remote path", required=True),
+            others(1),
             switch("--follow -L", "what a symlink leads to, not the symlink itself"),
             *STATE,
         ),
@@ -111,6 +116,7 @@ ROWS: Final = (
         plan=("POST", "/v1/file-systems/{fs}/actions", "remove {path}"),
         flags=(
             path("remote path", required=True),
+            others(1),
             switch("--recursive -r -R", "with everything below"),
             switch("--force -f", "do not ask, and no error when it is not there"),
             YES,
@@ -122,6 +128,7 @@ ROWS: Final = (
         plan=("POST", "/v1/file-systems/{fs}/actions", "make the directory {path}"),
         flags=(
             path("remote path", required=True),
+            others(1),
             flag("--mode -m", "permission bits", values.mode, metavar="OCTAL"),
             switch("--parents -p", "make missing parents; no error when it exists"),
         ),
@@ -131,8 +138,11 @@ ROWS: Final = (
         "fsd chmod 600 /tasks/task-42/plan.md", "do_files:chmod", aliases=(("fs", "chmod"),), changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "change the mode of {path} to {mode}"),
         flags=(
-            flag("--mode", "permission bits, octal", values.mode, metavar="MODE", required=True, position=0),
+            flag("--mode", "permission bits, octal, or a change: u+x, go-w, a=rX", modes.change,
+                 metavar="MODE", required=True, position=0),
             flag("--path", "remote path", metavar="PATH", required=True, position=1),
+            others(2),
+            switch("--recursive -R", "with everything below, symlinks apart"),
         ),
     ),
     Command(
@@ -143,6 +153,8 @@ ROWS: Final = (
             flag("--target", "what the link leads to", metavar="TARGET", required=True, position=0),
             flag("--link-path", "remote path of the link", metavar="LINK", required=True, position=1),
             switch("--symbolic -s", "a symlink: TARGET is kept as written"),
+            switch("--force -f", "in the place of a file or symlink of that name"),
+            switch("--no-dereference -n", "accepted: LINK is never followed"),
         ),
     ),
     Command(

@@ -24,9 +24,10 @@ class Flag:
     """One flag or operand.
 
     `convert` turns the text into the value and raises `UsageError`; None makes it a switch. `many` collects
-    a list. `position` is the place among the operands of the short spelling; `rest` takes all operands from
-    there. `only` limits it to the "short" or the "long" spelling. `refuse` is the reason it is refused for;
-    `accept` the values that pass nevertheless, because they ask for what happens anyway.
+    a list. `position` is the place among the operands of the short spelling; `many` and `rest` take all
+    operands from there, `rest` with what looks like flags. `only` limits it to the "short" or the "long"
+    spelling. `refuse` is the reason it is refused for; `accept` the values that pass nevertheless, because
+    they ask for what happens anyway.
     """
 
     names: Words

@@ -21,6 +21,7 @@ from fsd.client.transfer import (
     ProgressFn,
     base_name,
     download_stream,
+    means_content,
     means_into,
     normal_source,
 )
@@ -50,7 +51,7 @@ def download(
         raise UsageError(f"{show(where)} is a directory", hint="copy it with -r")
     if options.append:
         raise UsageError("--append is for copies to the server")
-    goal = local_target(target, where, recursive=is_dir)
+    goal = local_target(target, source if is_dir and means_content(source) else where, recursive=is_dir)
     if options.parents and os.path.dirname(goal):
         with told(goal):
             os.makedirs(os.path.dirname(goal), exist_ok=True)
@@ -71,6 +72,8 @@ def download(
 
 def local_target(target: bytes, source: bytes, *, recursive: bool) -> bytes:
     """Where a copy to the local `target`, as typed, goes; the same rules as for remote targets."""
+    if recursive and target and means_content(source):
+        return target.rstrip(b"/") or b"/"
     if means_into(target) or (not recursive and os.path.isdir(target)):
         return os.path.join(target.rstrip(b"/") or b"/", base_name(source, "the source"))
     if not target:

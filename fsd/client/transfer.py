@@ -207,6 +207,11 @@ def means_into(path: bytes) -> bool:
     return path.endswith(b"/") or os.path.basename(path) in (b".", b"..")
 
 
+def means_content(source: bytes) -> bool:
+    """Whether a tree as typed (`dir/.`, `.`) means "what is in it", which has no name to go under."""
+    return os.path.basename(source.rstrip(b"/")) in (b".", b"..")
+
+
 def stat_or_none(files: Files, path: bytes, *, follow: bool = False) -> JsonObject | None:
     """The stat object, or None when nothing is there."""
     try:
@@ -223,11 +228,12 @@ def remote_target(files: Files, target: bytes, source_name: bytes, *, recursive:
     """Where a copy to the remote `target`, as typed, goes.
 
     Into it when it is typed as a directory (`/dir/`) and, for a single file, when a directory is there. A
-    tree goes to exactly `target`, so that an interrupted copy can be repeated.
+    tree goes to exactly `target`, so that an interrupted copy can be repeated, and so does what is in a tree
+    (no `source_name`).
     """
     path = normal(target)
     if means_into(target):
-        return join(path, source_name)
+        return join(path, source_name) if source_name else path
     if not recursive:
         there = stat_or_none(files, path, follow=True)
         if there is not None and there["is_dir"]:
@@ -256,7 +262,8 @@ def copy_remote(
     if origin["is_dir"] and not options.recursive:
         raise UsageError(f"{show(where)} is a directory", hint="copy it with -r")
     recursive = bool(origin["is_dir"])
-    name = base_name(where, "the source") if means_into(target) or not recursive else b""
+    needs_name = not recursive or (means_into(target) and not means_content(source))
+    name = base_name(where, "the source") if needs_name else b""
     goal = remote_target(files, target, name, recursive=recursive)
     result = CopyResult("copy", show(where), show(goal))
     meter = Meter(result, progress)

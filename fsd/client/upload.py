@@ -20,6 +20,7 @@ from fsd.client.transfer import (
     Meter,
     ProgressFn,
     base_name,
+    means_content,
     means_into,
     normal,
     remote_target,
@@ -81,7 +82,7 @@ def upload(
     if not is_dir and not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
         with told(source), open(source, "rb") as stream:
             return upload_stream(files, stream, target, options, progress, name=source)
-    needs_name = means_into(target) or not is_dir
+    needs_name = not is_dir or (means_into(target) and not means_content(source))
     name = base_name(os.path.abspath(source), "the source") if needs_name else b""
     goal = remote_target(files, target, name, recursive=is_dir)
     result = CopyResult("upload", show(source), show(goal))

@@ -342,7 +342,8 @@ class Daemon:
     async def _say_waiting(self) -> None:
         await trio.sleep(3)
         while True:
-            doing = self._limit.doing or f"still waiting for the server at {self.remote.endpoint}"
+            why = f": {self._said}" if self._said else f" for the server at {self.remote.endpoint}"
+            doing = self._limit.doing or f"still waiting{why}"
             self.start.channel.say(doing)
             await trio.sleep(10)
 

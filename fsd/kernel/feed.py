@@ -16,7 +16,7 @@ from typing import Final
 from fsd.kernel.entries import Entries
 from fsd.kernel.machine import Machine
 from fsd.kernel.notify import Notifier
-from fsd.model.errors import FsdError, HistoryChanged
+from fsd.model.errors import FsdError, HistoryChanged, NotAuthenticated, NotPermitted
 from fsd.remote.api import Remote
 from fsd.vfs.types import Invalidation
 from fsd.wire.messages import BarrierAsk, FeedPage
@@ -39,6 +39,7 @@ class Feed:
         self._notifier = notifier
         self._silent = False
         self.last_answer = machine.host.monotonic()
+        self.refused = ""  # why the service does not take this mount's token; empty: it does
         # Takes barriers a checkpoint from outside asks for; called on the feed's thread.
         self.asked: Callable[[BarrierAsk], object] | None = None
         self._newest_ask = 0
@@ -81,6 +82,10 @@ class Feed:
                 self._cut_off(exc)
                 return
             except FsdError as exc:
+                refused = exc.message if isinstance(exc, NotAuthenticated | NotPermitted) else ""
+                if refused and not self.refused:
+                    log.warning("the change feed is refused: %s", refused)
+                self.refused = refused
                 log.debug("change feed: %s", exc)
                 _pace.wait(RETRY)
                 continue
@@ -88,6 +93,7 @@ class Feed:
                 log.exception("the change feed failed unexpectedly")
                 _pace.wait(RETRY)
                 continue
+            self.refused = ""
             # One that was longer on its way may tell how things were that long ago: it ends no silence.
             timely = now() - asked <= SILENT
             if timely:

@@ -133,7 +133,8 @@ def require_fuse() -> None:
     except OSError as exc:
         raise Unsupported(
             f"{DEVICE} cannot be opened: {exc.strerror}",
-            hint=f"ask for access to it (containers: --device {DEVICE} --cap-add SYS_ADMIN). {instead}",
+            hint=f"ask for access to it (as root: chmod 666 {DEVICE}, as Debian has it; containers: "
+            f"--device {DEVICE} --cap-add SYS_ADMIN). {instead}",
         ) from exc
     import shutil  # what it brings would stay in the supervisor
 

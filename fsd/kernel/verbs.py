@@ -93,7 +93,7 @@ class Verbs:
             },
             "oldest_pending_s": round(pending.oldest_s, 3),
             "first_pending_path": pending.first_path.decode("utf-8", "backslashreplace") or None,
-            "reason": pending.reason or None,
+            "reason": pending.reason or daemon.feed.refused or None,
             "cache": {"bytes": stats.bytes, "hits": stats.hits, "misses": stats.misses},
             "server": {"reachable": health.reachable, "rtt_ms": rtt},
             "checkpoint": {**daemon.checkpoints.status(), "automatic": daemon.automatic.status()},
@@ -129,6 +129,8 @@ class Verbs:
                 log.error("the log could not be made durable: %s", exc)
         answer = drained.answer("drained")
         answer["mount_path"] = str(self._daemon.place)
+        if machine is not None:
+            answer["fs_seq"] = await self._daemon.call(lambda: machine.volume.feed_seq)
         return answer, None
 
     async def unmount(self, args: dict[str, Any], tell: Tell) -> Answer:

@@ -100,6 +100,11 @@ def held(tx: Tx, fs: FsRef, who: Grant | None = None) -> Held:
 def check_status(token_id: str, status: str | None) -> None:
     """Raises `NotAuthenticated` unless the token exists (None: it does not) and is active."""
     if status is None:
-        raise NotAuthenticated("the token is unknown here: wrong, truncated or deleted")
+        raise NotAuthenticated(
+            "the token is unknown here: wrong, truncated or deleted, or its filesystem was"
+        )
     if status != ACTIVE:
-        raise NotAuthenticated(f"the token {token_id} is disabled")
+        raise NotAuthenticated(
+            f"the token {token_id} is disabled",
+            hint=f"set FSD_TOKEN to another, or `fsd token enable {token_id}` where the admin key is",
+        )

@@ -407,7 +407,7 @@ class _Folding:
         for digest in blocks.hashes(parts):
             blob = self._own.get(digest) or found.get(digest)
             if blob is None:
-                raise Unavailable("content of a file is not stored", hint="run fsd check")
+                raise Unavailable("content of a file is not stored", hint="`fsd audit` says what is lost")
             opened[digest] = open_blob(blob)
         data = assemble(parts, 0, max(part.off + part.length for part in parts), opened)
         whole = make_blob(data)

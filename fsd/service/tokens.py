@@ -152,14 +152,18 @@ class Tokens:
         hold(tx, fs)
         touched = tx.execute("UPDATE token SET status = ? WHERE fs = ? AND id = ?", (status, fs.id, token_id))
         if not touched:
-            raise NotFound(f"no token {token_id} of this file system")
+            raise NotFound(
+                f"no token {token_id} of this filesystem", hint="`fsd token list` shows those there are"
+            )
         return {"file_system_id": fs.name, "token_id": token_id, "status": status}
 
     def delete(self, tx: Tx, fs: FsRef, token_id: str) -> dict[str, Any]:
         """Raises `NotFound`."""
         hold(tx, fs)
         if not tx.execute("DELETE FROM token WHERE fs = ? AND id = ?", (fs.id, token_id)):
-            raise NotFound(f"no token {token_id} of this file system")
+            raise NotFound(
+                f"no token {token_id} of this filesystem", hint="`fsd token list` shows those there are"
+            )
         return {"file_system_id": fs.name, "token_id": token_id, "status": "deleted"}
 
     def list(self, fs: FsRef, *, include_expired: bool, offset: int, limit: int) -> dict[str, Any]:

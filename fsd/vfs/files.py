@@ -357,10 +357,7 @@ class FileCalls(NameCalls):
         core.trim(renew_at=MIB)
         compact(core)
         if core.sync_job is None and not core.dirty and not len(core.queue):
-            raise NoSpace(
-                f"the disk under the state directory {core.options.state_dir} is full",
-                hint=f"free space under {core.options.state_dir}",
-            )
+            raise NoSpace(exc.message, hint=exc.hint.partition(";")[0])  # nothing goes on being sent
         if self.flusher.round_until is None:
             self.flusher.start_round(core.now(), everything=True)
         raise Park(self.disk_want())

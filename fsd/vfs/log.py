@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -414,6 +415,12 @@ class Log:
         return True
 
     def _no_space(self, exc: OSError) -> Exception:
+        if exc.errno == errno.EFBIG:
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            return NoSpace(
+                f"the log under {self._dir} may not grow: this process may write {most} bytes a file",
+                hint="raise RLIMIT_FSIZE (`ulimit -f`) where `fsd mount` is called, and mount again",
+            )
         if exc.errno in FULL:
             return NoSpace(
                 f"the disk under the state directory {self._dir} is full",

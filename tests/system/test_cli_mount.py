@@ -69,7 +69,9 @@ def test_status_drain_and_wait_give_what_scripts_read(sandbox: Sandbox) -> None:
     assert set(status["cache"]) >= {"bytes", "hits", "misses"}
     assert set(status["server"]) >= {"reachable", "rtt_ms"}
     # Whoever reads the answer may be elsewhere.
-    assert sandbox.json("drain", os.path.relpath(where))["mount_path"] == where
+    drained = sandbox.json("drain", os.path.relpath(where))
+    assert drained["mount_path"] == where
+    assert drained["fs_seq"] == sandbox.json("status", where)["fs_seq"]
     drained = sandbox.drain()
     assert set(drained) >= {"status", "flushed", "pending", "first_failed_path", "reason", "duration_ms"}
     assert drained["status"] == "drained"

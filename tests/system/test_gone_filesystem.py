@@ -84,7 +84,9 @@ def test_without_a_token_the_filesystems_id_is_enough_to_take_files_out(box: San
     named = ("--file-system-id", box.fs.id)
     taken = process(*place, "--export", str(target), *named, env=bare)
     assert taken.code == 6, taken.err
-    assert json.loads(taken.out)["reason"] == "no filesystem token"
+    found = json.loads(taken.out)
+    assert found["reason"] == "no filesystem token"
+    assert f"remove {found['state_dir']}" in taken.err, "nothing else drops it without a token"
     assert (target / "d" / "own").read_bytes() == b"own" * 500_000
     assert process(*place, "--discard", "--yes", *named, env=bare).code == 3
     assert process(*place, *named, env=bare).code == 3

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.sandbox import Sandbox
 from support.server import Server, TestFs
+from support.wait import wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -82,6 +83,7 @@ def test_what_cannot_be_sent_stops_them_and_is_named(server: Server, tmp_path: P
         with open(box.mountpoint / "known", "r+") as file:
             done = server.ask("POST", f"{route}/{old['token_id']}/disable", {}, token=server.admin_key)
             assert done.status == 200
+            wait_for(lambda: "is disabled" in (box.status()["reason"] or ""), 60, "the refusal to be told")
             file.write("two\n")
         for argv in (["fork"], ["undelete", "/known"], ["merge", "fs_" + "a" * 20]):
             refused = box.fsd(*argv, check=False)

@@ -1,0 +1,176 @@
+"""What people and agents type from habit: several paths, modes as changes, `ln -sfn`, `cp -a`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cli import Outcome, inside
+from support.server import TestFs
+
+from fsd.cli import modes
+
+CHANGES = (
+    *("644", "0755", "4711", "u+x", "+x", "go-w", "a=rX", "a=,u+rw", "u=rwx,g=rx,o=", "g=u", "o+g-x", "u+s"),
+    *("g+s", "+t", "-t", "ug-s", "=", "+w", "-x", "a+X", "o=u-w", "g-s,+X", "u=g,o=u"),
+)
+
+
+def run(fs: TestFs, *argv: str, code: int = 0, stdin: bytes = b"") -> Outcome:
+    done = inside(*argv, env=fs.env, stdin=stdin)
+    assert done.code == code, (argv, done.code, done.out, done.err)
+    return done
+
+
+def mode(fs: TestFs, path: str) -> str:
+    found: str = run(fs, "stat", path).json["mode"]
+    return found
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_change_of_a_mode_is_what_chmod_makes_of_it(tmp_path: Path, directory: bool) -> None:
+    """Against the system's own chmod. (Of octal digits it keeps a directory's set-id bits; we take them.)"""
+    befores = (0o644, 0o755, 0o000, 0o2770, 0o4751, 0o1777)
+    places = [tmp_path / f"{before:o}" for before in befores]
+    for place in places:
+        place.mkdir() if directory else place.touch()
+    for text in (text for text in CHANGES if not (directory and text[0].isdigit())):
+        for place, before in zip(places, befores):
+            os.chmod(place, before)
+        subprocess.run(["chmod", "--", text, *places], check=False, stderr=subprocess.DEVNULL)
+        for place, before in zip(places, befores):
+            after = os.stat(place).st_mode & 0o7777
+            absolute = modes.absolute(modes.change(text))
+            ours = modes.applied(text, before, directory=directory) if absolute is None else absolute
+            assert oct(ours) == oct(after), (oct(before), text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "u", "u+y", "9", "88888", "u+x,", "+rwg", "755,u+x", "o"])
+def test_what_is_no_mode(shared_fs: TestFs, text: str) -> None:
+    before = mode(shared_fs, "/")
+    assert "MODE" in run(shared_fs, "chmod", text, "/", code=2).err
+    assert mode(shared_fs, "/") == before
+
+
+def test_several_paths(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    assert [one["path"] for one in run(fs, "mkdir", "/a", "/b", "-p", "/c/d").json["results"]] == [
+        *("/a", "/b", "/c/d")
+    ]
+    for name in ("/a/x", "/b/y"):
+        run(fs, "cp", "-", f":{name}", stdin=name.encode() + b"\n")
+    assert run(fs, "cat", "/a/x", "/b/y").out == b"/a/x\n/b/y\n"
+    partly = run(fs, "cat", "/a/x", "/nope", "/b/y", code=5)
+    assert partly.out == b"/a/x\n/b/y\n" and "/nope" in partly.err
+    run(fs, "cat", "/a/x", "/b/y", "--offset", "1", code=2)
+    assert run(fs, "ls", "/a", "/b", "--output", "text").text == "/a:\nx\n\n/b:\ny\n"
+    listed = run(fs, "ls", "/a", "/none", "/b", "/gone", code=5)
+    assert [one["path"] for one in listed.json["results"]] == ["/a", "/b"]
+    assert [(one["path"], one["code"]) for one in listed.json["failed"]] == [
+        *(("/none", "not_found"), ("/gone", "not_found"))
+    ]
+    assert "/none" in listed.err and "/gone" in listed.err
+    assert [one["size_bytes"] for one in run(fs, "stat", "/a/x", "/b/y").json["results"]] == [5, 5]
+    text = run(fs, "stat", "/a/x", "/b/y", "--output", "text").text
+    assert text.startswith("/a/x:\npath") and "\n\n/b/y:\npath" in text
+    assert run(fs, "ls", "/a").json.keys() == {"path", "entries", "next_after"}, "one prints what it did"
+
+    dry = run(fs, "rm", "/a/x", "/nope", "--dry-run", code=5)
+    assert dry.json["would_send_request"] is False
+    run(fs, "rm", "/a/x", "b/y", code=2)  # a path that is wrong is told before anything goes
+    gone = run(fs, "rm", "-rf", "/a", "/nope", "/b").json
+    assert [one["removed"] for one in gone["results"]] == [2, 0, 2] and gone["failed"] == []
+    some = run(fs, "rm", "/nope", "/c", "/c/d", code=5).json
+    assert [one["path"] for one in some["results"]] == ["/c/d"]
+    assert [one["path"] for one in some["failed"]] == ["/nope", "/c"]
+    run(fs, "rm", "/c")
+
+
+def test_modes_of_trees(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    run(fs, "mkdir", "-p", "/t/d")
+    for name in ("/t/run", "/t/d/plain"):
+        run(fs, "cp", "-", f":{name}", "--mode", "640", stdin=b"x")
+    run(fs, "ln", "-s", "run", "/t/link")
+    assert run(fs, "chmod", "u+x", "/t/run").json.keys() == {"action", "status", "fs_seq", "stat", "path"}
+    assert mode(fs, "/t/run") == "740"
+    done = run(fs, "chmod", "-R", "a=rX,u+w", "/t").json
+    assert done["changed"] == 3, "/t, run and plain; d has it already"
+    assert [mode(fs, path) for path in ("/t", "/t/d", "/t/run", "/t/d/plain")] == ["755", "755", "755", "644"]
+    run(fs, "chmod", "go=", "/t/run", "/t/d/plain")
+    assert [mode(fs, path) for path in ("/t/run", "/t/d/plain")] == ["700", "600"]
+    run(fs, "chmod", "-R", "700", "/t", "--dry-run")
+    assert mode(fs, "/t") == "755"
+    run(fs, "fs", "chmod-file", "--path", "/t", "--mode", "o-rx")
+    assert mode(fs, "/t") == "750"
+    run(fs, "chmod", "u+x", "/none", code=5)
+
+
+def test_links_in_the_place_of_others(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    for name in ("/one", "/two"):
+        run(fs, "cp", "-", f":{name}", stdin=name.encode())
+    run(fs, "ln", "-s", "one", "/latest")
+    run(fs, "ln", "-s", "two", "/latest", code=1)
+    run(fs, "ln", "-sfn", "two", "/latest")
+    assert run(fs, "stat", "/latest").json["target"] == "two"
+    run(fs, "ln", "-sf", "two", "/fresh")
+    run(fs, "ln", "/one", "/two", code=1)
+    run(fs, "ln", "-f", "/one", "/two", "--dry-run", code=1)
+    assert run(fs, "cat", "/two").out == b"/two"
+    run(fs, "ln", "-f", "/one", "/two")
+    assert run(fs, "cat", "/two").out == b"/one" and run(fs, "stat", "/one").json["nlink"] == 2
+    run(fs, "ln", "-f", "/one", "/two", code=1)  # the same file: it stays
+    run(fs, "ln", "-f", "/none", "/two", code=5)
+    assert run(fs, "cat", "/two").out == b"/one"
+    run(fs, "ln", "-f", "/one", "/latest")
+    assert run(fs, "stat", "/one").json["nlink"] == 3
+    run(fs, "mkdir", "/dir")
+    run(fs, "ln", "-sf", "one", "/dir", code=1)
+    run(fs, "ln", "-f", "/one", "/dir", code=1)
+
+
+def test_an_archive_is_a_tree(shared_fs: TestFs, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "f").write_text("x")
+    os.utime(tree / "f", (1, 1))
+    (tree / "l").symlink_to("f")
+    run(shared_fs, "cp", "-a", os.fspath(tree), ":/kept")
+    assert run(shared_fs, "stat", "/kept/f").json["mtime"].startswith("1970-01-01T00:00:01")
+    assert run(shared_fs, "stat", "/kept/l").json["target"] == "f"
+
+
+def test_what_is_in_a_tree(shared_fs: TestFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cp -r dir/. there/` in all three directions: the way into the root, and out of it."""
+    fs = shared_fs
+    tree = tmp_path / "tree"
+    (tree / "d").mkdir(parents=True)
+    (tree / "d" / "f").write_text("x")
+
+    def names(*argv: str) -> list[str]:
+        return [one["path"] for one in run(fs, "ls", "-r", *argv).json["entries"]]
+
+    run(fs, "cp", "-r", os.fspath(tree) + "/.", ":/")
+    assert names("/") == ["/d", "/d/f"]
+    run(fs, "cp", "-r", ":/d/.", ":/e/")
+    run(fs, "cp", "-r", ":/d", ":/e/")
+    assert names("/e") == ["/e/d", "/e/d/f", "/e/f"]
+    monkeypatch.chdir(tree)
+    run(fs, "cp", "-r", ".", ":/here/")
+    run(fs, "cp", "-r", "./", ":/slash/")
+    run(fs, "cp", "-r", os.fspath(tree), ":/named/")
+    assert names("/here") == ["/here/d", "/here/d/f"] and names("/slash") == ["/slash/d", "/slash/d/f"]
+    assert names("/named") == ["/named/tree", "/named/tree/d", "/named/tree/d/f"]
+    into = tmp_path / "into"
+    into.mkdir()
+    run(fs, "cp", "-r", ":/here/.", f"{into}/")
+    assert (into / "d" / "f").read_text() == "x"
+    run(fs, "cp", "-r", ":/here", f"{into}/")
+    assert (into / "here" / "d" / "f").read_text() == "x"
+    monkeypatch.chdir(into)
+    run(fs, "cp", "-r", ":/e/.", ".")
+    assert (into / "f").read_text() == "x"
+    run(fs, "cp", "-r", ":/d/f/.", f"{into}/", code=1)  # a file has nothing in it
