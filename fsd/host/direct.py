@@ -8,6 +8,7 @@ and 0.4 ms past it. And they drive out what is read.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -16,9 +17,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fsd.model.limits import DIRECT_BUFFER, DIRECT_BUFFERS
+from fsd.model.limits import DIRECT_BUFFER, DIRECT_BUFFERS, KIB
 
 ALIGNED: Final = 4096  # no disk asks for more; one that does is written to through the cache
+_IN_PLACE: Final = 64 * KIB  # so much at least is worth a write of its own
 
 
 class _Buffers:
@@ -49,13 +51,23 @@ _buffers: Final = _Buffers()
 
 def write_past_cache(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     """Write `pieces` as the beginning of the file `fd`, past the page cache where the filesystem can and but
-    for what is left of the last 4 KiB; durable only after an fsync. Raises `OSError`."""
+    for what is left of the last 4 KiB; durable only after an fsync. Raises `OSError`.
+
+    What lies in its page of memory as it will in its page of the file (`place`) is written from there, all
+    else through a buffer: a copy of 8 MiB takes 1 to 2 ms, in which no other thread runs Python."""
     out = _Out(fd)
     with _buffers.taken() as room:
         at = 0
-        for piece in pieces:
-            view = memoryview(piece)
+        for view in _joined(pieces):
             while view:
+                gap = -(out.at + at) % ALIGNED
+                if len(view) >= gap + _IN_PLACE and place(view) == (out.at + at) % ALIGNED:
+                    room[at : at + gap] = view[:gap]
+                    out.write(room[: at + gap])
+                    some = gap + (len(view) - gap) // ALIGNED * ALIGNED
+                    out.write(view[gap:some])
+                    at, view = 0, view[some:]
+                    continue
                 some = min(len(view), len(room) - at)
                 room[at : at + some] = view[:some]
                 view = view[some:]
@@ -69,11 +81,42 @@ def write_past_cache(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
         out.write(room[whole:at])
 
 
+def place(data: bytes | bytearray | memoryview) -> int | None:
+    """Where in its page of memory `data` begins; None where it is not told: it is empty or read-only."""
+    address = _address(data)
+    return None if address is None else address % ALIGNED
+
+
+def _address(data: bytes | bytearray | memoryview) -> int | None:
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(data))
+    except (TypeError, ValueError):
+        return None
+
+
+def _joined(pieces: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
+    """`pieces` as views, those that lie one behind the other in the same memory as one."""
+    last = memoryview(b"")
+    for piece in pieces:
+        view = memoryview(piece)
+        start, end = _address(last), _address(view)
+        if start is not None and start + len(last) == end and view.obj is last.obj:
+            whole = memoryview(view.obj)
+            base = _address(whole)
+            if base is not None:
+                last = whole[start - base : start - base + len(last) + len(view)]
+                continue
+        yield last
+        last = view
+    yield last
+
+
 class _Out:
     """A file being written from its beginning on."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._at = fd, 0
+        self._fd = fd
+        self.at = 0
         self._direct = True
         try:
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
@@ -91,13 +134,13 @@ class _Out:
     def write(self, data: memoryview) -> None:
         while data:
             try:
-                done = os.pwrite(self._fd, data, self._at)
+                done = os.pwrite(self._fd, data, self.at)
             except OSError as exc:
                 if exc.errno != errno.EINVAL or not self._direct:
                     raise
                 self.through_cache()  # it wants other addresses or lengths than these
                 continue
-            self._at += done
+            self.at += done
             data = data[done:]
             if done % ALIGNED:
                 self.through_cache()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fsd.blobs.store import BlobStore
+from fsd.host.direct import ALIGNED, place
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
 from fsd.meta.sql import chunks, in_list
@@ -37,7 +38,15 @@ from fsd.model.errors import (
     Unavailable,
     UsageError,
 )
-from fsd.model.limits import KIB, PACK_INLINE_MAX, PACK_MOVES_MAX, STRAY_LEAST, UPLOAD_BLOBS_MAX, UPLOAD_MAX
+from fsd.model.limits import (
+    DIRECT_LEAST,
+    KIB,
+    PACK_INLINE_MAX,
+    PACK_MOVES_MAX,
+    STRAY_LEAST,
+    UPLOAD_BLOBS_MAX,
+    UPLOAD_MAX,
+)
 from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
 from fsd.service.retained import source
@@ -46,6 +55,8 @@ from fsd.wire.frame import Blob, pack_pieces, verify
 log = logging.getLogger(__name__)
 
 _PACK_FORMAT: Final = 1
+_PAD_LEAST: Final = 6  # bytes of a header's `pad` beside what it holds, up to 255 bytes; one more above
+_PAD_SHORT: Final = 256
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
 _GAP: Final = 64 * KIB  # unwanted bytes between two blobs of a pack that are cheaper read than skipped
 
@@ -331,13 +342,29 @@ def _arrived(blob: Blob) -> None:
 
 def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes | memoryview], Made]:
     """The pieces of a pack and what its rows say (as of an object)."""
-    pieces = pack_pieces({"v": _PACK_FORMAT, "fs": fs_name, "pack": number}, blobs)
+    header = {"v": _PACK_FORMAT, "fs": fs_name, "pack": number}
+    pieces = pack_pieces(header, blobs)
+    if sum(len(blob.stored) for blob in blobs) >= DIRECT_LEAST:
+        pad = _pad(len(pieces[0]), place(blobs[0].stored))
+        if pad is not None:
+            pieces = pack_pieces({**header, "pad": bytes(pad)}, blobs)
     off = len(pieces[0])
     rows = []
     for blob in blobs:
         rows.append((blob.hash, off, blob.raw_len, len(blob.stored), blob.codec))
         off += len(blob.stored)
     return pieces, Made(number, off, None, rows)
+
+
+def _pad(length: int, wanted: int | None) -> int | None:
+    """How many bytes in `pad` make a header of `length` bytes end where its page ends but for `wanted`: where
+    the first blob begins in its page of memory. The blobs are then written from there (`fsd.host.direct`).
+    None: it does so without, or they lie nowhere."""
+    if wanted is None or (more := (wanted - length) % ALIGNED) == 0:
+        return None
+    if more < _PAD_LEAST or more == _PAD_LEAST + _PAD_SHORT:
+        more += ALIGNED  # by itself the key is so much, and no length of it gives the other
+    return more - _PAD_LEAST - (more > _PAD_LEAST + _PAD_SHORT)
 
 
 def _blob(location: Location, stored: bytes | memoryview) -> Blob:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import pytest
 
 from fsd.blobs.directory import DirectoryStore
@@ -22,6 +23,8 @@ from fsd.host import direct
 from fsd.host.seam import Host
 from fsd.model.errors import NoSpace
 from fsd.model.limits import DIRECT_BUFFER, DIRECT_BUFFERS, DIRECT_LEAST, DIRECT_PIECE, KIB, MIB
+from fsd.service import packs
+from fsd.wire.frame import RAW, Blob, header_length
 
 BODY = random.Random(8).randbytes(MIB)
 
@@ -29,6 +32,7 @@ BODY = random.Random(8).randbytes(MIB)
 class Wrote(NamedTuple):
     past: bool
     length: int
+    of: object  # whose memory it was
 
 
 class Disk:
@@ -54,11 +58,11 @@ class Disk:
         done = self._pwrite(fd, data[: self.takes], at)
         if past:
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
-        self.wrote.append(Wrote(past, done))
+        self.wrote.append(Wrote(past, done, data.obj))
         return done
 
     def write(self, fd: int, data: memoryview) -> int:
-        self.wrote.append(Wrote(False, len(data)))
+        self.wrote.append(Wrote(False, len(data), data))
         return self._write(fd, data)
 
     def lengths(self, *, past: bool) -> list[int]:
@@ -99,6 +103,64 @@ def test_all_but_a_rest_of_the_last_page_goes_past_the_cache(
     assert written(tmp_path / "f", pieces) == b"".join(pieces)
     assert sum(disk.lengths(past=True)) == size - size % direct.ALIGNED
     assert sum(disk.lengths(past=False)) == size % direct.ALIGNED
+
+
+def received(start: int, size: int) -> tuple[bytearray, memoryview]:
+    """A body as a server has it, and the `size` bytes of it that begin at `start` of a page."""
+    body = bytearray(BODY * (size // MIB + 2))
+    return body, memoryview(body)[(start - (direct.place(body) or 0)) % direct.ALIGNED :][:size]
+
+
+@pytest.mark.parametrize("start", [0, 1, 417, 4095])
+@pytest.mark.parametrize("before", [0, 2 * direct.ALIGNED, DIRECT_BUFFER - direct.ALIGNED])
+def test_what_lies_as_the_file_will_is_written_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, before: int
+) -> None:
+    disk = Disk(monkeypatch)
+    body, there = received(start, 4 * MIB + 1000)
+    assert direct.place(there) == start
+    head = (BODY * 2)[: before + start]
+    blocks = [there[at : at + MIB] for at in range(0, len(there), MIB)]
+    assert written(tmp_path / "f", [head, *blocks]) == head + bytes(there)
+    own = [one.length for one in disk.wrote if one.of is body]
+    assert own == [4 * MIB if start + 1000 >= direct.ALIGNED or start == 0 else 4 * MIB - direct.ALIGNED], (
+        "in one write, but for the parts of pages at both ends"
+    )
+    assert sum(disk.lengths(past=False)) == (len(head) + len(there)) % direct.ALIGNED
+
+
+def test_what_lies_otherwise_or_has_gaps_is_no_less_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    rng = random.Random(5)
+    for number in range(12):
+        _, there = received(rng.randrange(direct.ALIGNED), 3 * MIB)
+        cuts = sorted(rng.sample(range(3 * MIB), 8))
+        views = [there[low:high] for low, high in zip([0, *cuts], [*cuts, 3 * MIB], strict=True)]
+        del views[rng.randrange(len(views))]
+        views.insert(rng.randrange(len(views)), memoryview(BODY)[: rng.randrange(200 * KIB)])
+        head = BODY[: direct.place(views[0]) or 0] if rng.random() < 0.5 else b"?"
+        want = head + b"".join(views)
+        assert written(tmp_path / f"f{number}", [head, *views]) == want
+        (tmp_path / f"f{number}").unlink()
+    assert any(isinstance(one.of, bytearray) for one in disk.wrote), "some were written from where they lay"
+
+
+def test_a_pack_is_laid_out_so() -> None:
+    """Wherever its blobs were received: no length of the header is out of reach of its `pad`."""
+    _, page = received(0, MIB + direct.ALIGNED)
+    for start in range(direct.ALIGNED):
+        there = page[start : start + MIB]
+        made, said = packs._frame("fs_x", 7, [Blob(bytes(32), RAW, MIB, there)])
+        assert len(made[0]) % direct.ALIGNED == start
+        assert (said.rows[0][1], said.size) == (len(made[0]), len(made[0]) + MIB)
+        assert header_length(bytes(made[0])) == len(made[0]) - 8
+        header = msgpack.unpackb(made[0][8:])
+        assert (header["v"], header["fs"], header["pack"]) == (1, "fs_x", 7)
+        assert header["blobs"] == [[bytes(32), RAW, MIB, MIB]]
+    small, _ = packs._frame("fs_x", 7, [Blob(bytes(32), RAW, DIRECT_LEAST - 1, page[1:DIRECT_LEAST])])
+    assert len(small[0]) < 200, "what goes through the cache has no pad"
 
 
 def test_a_disk_that_cannot_is_written_to_through_the_cache(
