@@ -33,6 +33,7 @@ from fsd.model.limits import (
     NS_ANSWER_MAX,
     PATIENCE_OF_TOOK,
     SENT_AT_ONCE_MAX,
+    SESSION_BITS,
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
 )
@@ -166,7 +167,7 @@ class HttpRemote:
         try:
             previous = made["previous"]
             return SessionStart(
-                session=_whole(made["session"]),
+                session=_whole(made["session"], 1, 2**SESSION_BITS - 1),
                 ticket=base64.b64decode(made["ticket"], validate=True),
                 seq=_whole(made["seq"]),
                 previous=None if previous is None else _previous(previous),
@@ -203,9 +204,10 @@ class HttpRemote:
     def renew_lease(self, session: int, fence: int, ttl: float) -> int:
         key = self._host.token_bytes(16).hex()
         made = self._json("POST", f"/leases/{fence}/renew", {"ttl_s": ttl, "session": session}, key)
-        if type(made.get("fence")) is not int:
-            raise Unavailable("the answer to a lease's renewal cannot be read")
-        return int(made["fence"])
+        try:
+            return _whole(made["fence"])
+        except (KeyError, TypeError) as exc:
+            raise Unavailable("the answer to a lease's renewal cannot be read") from exc
 
     def release_lease(self, fence: int) -> None:
         self._json("POST", f"/leases/{fence}/release", {}, f"release-{fence}")
@@ -215,7 +217,7 @@ class HttpRemote:
         raw = self._call("GET", path, [], timeout, _HEAD_ROOM)
         try:
             return _whole(json.loads(raw)["count"])
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise Unavailable("the answer about conflicts is no answer") from exc
 
     def keep_state(self, session: int) -> int:
@@ -223,9 +225,10 @@ class HttpRemote:
         seq. From now on it is asked about by that, so that its checkpoint may go. Raises `NotFound`."""
         key = self._host.token_bytes(16).hex()
         made = self._json("POST", f"/sessions/{session}/state?{self._state}", {}, key)
-        seq = made.get("fs_seq")
-        if type(seq) is not int:
-            raise Unavailable("the answer about a state cannot be read")
+        try:
+            seq = _whole(made["fs_seq"])
+        except (KeyError, TypeError) as exc:
+            raise Unavailable("the answer about a state cannot be read") from exc
         self._state = f"fs_seq={seq}"
         return seq
 
@@ -250,14 +253,17 @@ class HttpRemote:
         """The filesystem's newest checkpoint, without its files."""
         found = self._json("GET", "/checkpoints?limit=1", None, "")
         rows = found.get("checkpoints")
-        if not isinstance(rows, list):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise Unavailable("the answer about checkpoints cannot be read")
         return rows[0] if rows else None
 
     def prune(self, keep: str, *, dry_run: bool = False) -> bool:
         """Thin the automatic checkpoints by the rule `keep`, a step of it; whether there is more to do."""
         body = {"keep": keep, **({"dry_run": True} if dry_run else {})}
-        return bool(self._json("POST", "/checkpoints/prune", body, self._host.token_bytes(16).hex())["more"])
+        more = self._json("POST", "/checkpoints/prune", body, self._host.token_bytes(16).hex()).get("more")
+        if type(more) is not bool:
+            raise Unavailable("the answer to a prune cannot be read")
+        return more
 
     # The hot routes.
 
@@ -341,7 +347,7 @@ class HttpRemote:
             raw = self._call("POST", "/blobs?keep=1", [packb(asked)], timeout, _HEAD_ROOM)
             try:
                 header, _ = unpack(raw, blobs_max=0, bytes_max=0)
-                absent += [bytes(one) for one in header["absent"]]
+                absent += _asked_for(header["absent"], asked)
             except (UsageError, KeyError, TypeError) as exc:
                 raise Unavailable("the answer about content to keep is no answer") from exc
         return absent
@@ -369,8 +375,10 @@ class HttpRemote:
         bound = BLOBS_GET_BYTES + BLOCK
         raw = self._exchanged("POST", "/blobs", [packb(asked)], timeout, bound + _HEAD_ROOM)
         try:
-            header, got = unpack(raw, blobs_max=BLOBS_GET_MAX, bytes_max=bound, views=True)
-            gone = [bytes(one) for one in header["absent"]]
+            header, got = unpack(
+                raw, blobs_max=BLOBS_GET_MAX, bytes_max=bound, header_max=_HEAD_ROOM, views=True
+            )
+            gone = _asked_for(header["absent"], asked)
         except (UsageError, KeyError, TypeError) as exc:
             raise Unavailable("the answer to a request for content is no answer") from exc
         return got, gone
@@ -399,7 +407,7 @@ class HttpRemote:
         )
         try:
             made = json.loads(raw)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise Unavailable("the server's answer is no JSON (cut or changed on the way)") from exc
         if not isinstance(made, dict):
             raise Unavailable("the server's answer is no JSON object")
@@ -488,7 +496,7 @@ class HttpRemote:
         for it is a circle, which keeps what was sent until the collector comes, which is seldom."""
         try:
             body = json.loads(answer.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None  # an HTML page of something in between; from_body tells what came
         error = from_body(body, answer.status)
         if isinstance(error, Unavailable) and not (isinstance(body, dict) and "error" in body):
@@ -527,10 +535,19 @@ class HttpRemote:
         return made
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int:
+def _whole(value: Any, least: int = 0, most: int = 2**62) -> int:
+    if type(value) is not int or not least <= value <= most:
         raise TypeError("a whole number expected")
     return value
+
+
+def _asked_for(rows: Any, asked: Sequence[bytes]) -> list[bytes]:
+    """Hashes in an answer, all of which were in the question; raises `TypeError`."""
+    if type(rows) is not tuple or len(rows) > len(asked) or not all(type(one) is bytes for one in rows):
+        raise TypeError("hashes expected")
+    if not set(asked).issuperset(rows):
+        raise TypeError("hashes that were not asked for")
+    return list(rows)
 
 
 def _shown(text: str) -> str:

@@ -163,9 +163,11 @@ def _removed_elsewhere(
 def _check_new(op: Create) -> None:
     if not 0 <= op.mode <= 0o177777 or (kind := stat.S_IFMT(op.mode)) not in _TYPES:
         raise Refuse(errno.EINVAL, "no such type of file")
-    if not (0 <= op.uid <= ID_MAX and 0 <= op.gid <= ID_MAX) or op.ino <= ROOT_INO:
+    if not (0 <= op.uid <= ID_MAX and 0 <= op.gid <= ID_MAX and op.rdev >= 0) or op.ino <= ROOT_INO:
         raise Refuse(errno.EINVAL, "a number is out of range")
     if (kind == stat.S_IFLNK) != (op.target is not None):
         raise Refuse(errno.EINVAL, "a symlink, and only that, has a target")
     if op.target is not None and not 0 < len(op.target) <= SYMLINK_MAX:
         raise Refuse(errno.ENAMETOOLONG if op.target else errno.ENOENT, "a target has 1 to 4095 bytes")
+    if op.target is not None and b"\0" in op.target:
+        raise Refuse(errno.EINVAL, "a target holds no NUL")

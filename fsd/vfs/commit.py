@@ -23,6 +23,7 @@ from fsd.model.errors import (
     SessionForked,
     SessionUnknown,
     TooLarge,
+    Unavailable,
     UsageError,
 )
 from fsd.model.limits import COMMIT_OPS_MAX
@@ -229,6 +230,8 @@ class Committer:
         self.out = None
         if isinstance(result, FsdError):
             self.failed(job, result)
+        elif isinstance(job, CommitJob) and not self.answers(result):
+            self.failed(job, Unavailable("the answer to a commit is about other operations than were sent"))
         elif isinstance(job, CommitJob):
             self.answered(result)
         elif isinstance(job, SalvageJob):
@@ -302,6 +305,17 @@ class Committer:
         outcomes = tuple(Outcome(n, REFUSED, error.errno, 0, 0, b"", error.message) for n in numbers)
         # Nothing was applied: the ticket stays, and the numbers are simply never used.
         self.settle(CommitAnswer(core.seq, core.ticket, numbers[-1] + 1, outcomes, (), 0))
+
+    def answers(self, answer: CommitAnswer) -> bool:
+        """Whether an answer is about what was sent: an operation is taken for done by its number alone."""
+        numbers = {queued.opno - self.core.shift: queued for queued in self.core.queue.sent}
+        if answer.missing or not numbers:
+            return True
+        if answer.need_full:
+            asked = numbers.get(answer.need_full)
+            op = None if asked is None or asked.flight is None else asked.op
+            return isinstance(op, Content) and not op.full and answer.next_op <= answer.need_full
+        return min(numbers) < answer.next_op <= max(numbers) + 1
 
     def answered(self, answer: CommitAnswer) -> None:
         self.delay = RETRY_FIRST

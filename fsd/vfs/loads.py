@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from stat import S_IFMT
 from typing import Any, Final
 
 from fsd.model.attrs import Attr, Entry
-from fsd.model.blocks import decode as decode_parts
 from fsd.model.errors import FsdError, HistoryChanged, IntegrityError, Unavailable
 from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, LISTING_MAX, NS_BATCH_MAX
 from fsd.remote.api import Remote
@@ -288,7 +288,7 @@ class Loader:
                 question_first[0] = 0
                 return (BLOCKS, wire, 0, BLOCKS_PAGE)
             version[0] = cseq
-            found.update({index: decode_parts(raw) if isinstance(raw, bytes) else raw for index, raw in rows})
+            found.update(rows)
             first = question_first[0] + BLOCKS_PAGE
             if first * BLOCK < node.size:
                 question_first[0] = first
@@ -353,7 +353,11 @@ class Loader:
             seq, answers = result
             core.seq = max(core.seq, seq)
             for asked, answer in zip(job.asked, answers):
-                further = asked.answered(answer, seq)
+                try:
+                    further = asked.answered(answer, seq)
+                except FsdError as exc:  # what it says cannot be: told to who asked, the others have theirs
+                    self._end(asked, exc)
+                    continue
                 if further is None or self.open.get(asked.key) is not asked:
                     self._end(asked, None)
                 else:
@@ -465,6 +469,8 @@ class Loader:
         the kernel is made to forget what it was told before."""
         nodes = self.core.nodes
         known = nodes.by_ino.get(attr.ino)
+        if known is not None and S_IFMT(known.mode) != S_IFMT(attr.mode):
+            raise Unavailable(f"the server answers that inode {attr.ino} is of another type than it was")
         told = None
         if (
             known is not None

@@ -6,16 +6,16 @@ import errno
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsd.host.files import lock_directory
 from fsd.host.seam import Host
-from fsd.model.attrs import ROOT_INO
-from fsd.model.errors import DiskFailed, FsdError, NoSpace, NotFound, UsageError
-from fsd.model.limits import MIB
+from fsd.model.attrs import ROOT_INO, Entry
+from fsd.model.errors import DiskFailed, FsdError, NoSpace, NotFound, Unavailable, UsageError
+from fsd.model.limits import DIR_INLINE_MAX, MIB
 from fsd.model.names import show, split_path
 from fsd.remote.api import Remote, SessionStart
 from fsd.vfs.core import Core
@@ -25,7 +25,7 @@ from fsd.vfs.refused import count_refused
 from fsd.vfs.resession import session_info
 from fsd.vfs.types import Cache, Told, VolumeOptions
 from fsd.vfs.volume import Volume
-from fsd.wire.messages import ATTRS, PATH
+from fsd.wire.messages import ATTRS, LIST, PATH
 
 OPEN_TIMEOUT = 30.0
 
@@ -149,7 +149,7 @@ def _start(
     core = Core(options, host, Log.create(options.state_dir, host, left.first, segment_size=size))
     try:
         core.refused = count_refused(options.state_dir)
-        _find_root(core, remote)
+        listing = _find_root(core, remote)
         reached("the server answers: the directory is found")
         if options.exclusive and left.held is not None:
             # The lease passes on.
@@ -172,12 +172,22 @@ def _start(
         core.log.abandon()
         raise
     volume = Volume(core, lock)
+    if listing is not None:
+        volume.loader.listed(core.nodes.get(core.root_ino), listing.entries, listing.seq)
     volume.previous = _previous(started)
     return volume
 
 
-def _find_root(core: Core, remote: Remote) -> None:
-    """Have the root of the mount in memory."""
+class _Listing(NamedTuple):
+    """All names in the mount's root, as of `seq`."""
+
+    entries: Sequence[Entry]
+    seq: int
+
+
+def _find_root(core: Core, remote: Remote) -> _Listing | None:
+    """Have the root of the mount in memory. All its names, where one answer holds them, too: else nothing
+    could be made there while the server is away, before somebody has looked."""
     names = split_path(core.options.remote_path)
     if names:
         seq, answers = remote.ask([(PATH, tuple(names))], OPEN_TIMEOUT)
@@ -185,16 +195,26 @@ def _find_root(core: Core, remote: Remote) -> None:
         if entry is None:
             where = show(core.options.remote_path)
             raise NotFound(f"no directory {where} in the filesystem", hint=f"fsd mkdir {shlex.quote(where)}")
-        attr = entry.attr
+        attr, answers = entry.attr, answers[1:]
     else:
-        seq, answers = remote.ask([(ATTRS, (ROOT_INO,))], OPEN_TIMEOUT)
-        attr = answers[0][0]
+        seq, answers = remote.ask([(ATTRS, (ROOT_INO,)), _names_in(ROOT_INO)], OPEN_TIMEOUT)
+        attr, answers = answers[0][0], answers[1:]
+        if attr is None:
+            raise Unavailable("the server answers that the filesystem has no root")
     if not attr.is_dir:
         raise UsageError(f"{show(core.options.remote_path)} of the filesystem is not a directory")
     core.root_ino = attr.ino
     core.seq = core.feed_seq = seq
     root = core.nodes.install(attr, seq, core.now())
     root.lookups = 1  # the kernel never forgets it
+    if not answers:
+        seq, answers = remote.ask([_names_in(attr.ino)], OPEN_TIMEOUT)
+    entries, more = answers[0] or ((), True)
+    return None if more else _Listing(entries, seq)
+
+
+def _names_in(ino: int) -> tuple[Any, ...]:
+    return LIST, ino, b"", DIR_INLINE_MAX
 
 
 def _previous(started: SessionStart) -> dict[str, object] | None:

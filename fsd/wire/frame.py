@@ -105,15 +105,15 @@ def pack(header: dict[str, Any], blobs: list[Blob]) -> bytes:
     return b"".join(pack_pieces(header, blobs))
 
 
-def header_length(start: bytes | bytearray) -> int:
+def header_length(start: bytes | bytearray, most: int = COMMIT_HEADER_MAX) -> int:
     """Length of the header that follows the first 8 bytes; raises `UsageError` or `TooLarge`."""
     if len(start) < _HEAD.size:
         raise UsageError("the body is truncated before its header")
     magic, length = _HEAD.unpack_from(start)
     if magic != MAGIC:
         raise UsageError("the body is no fsd frame")
-    if length > COMMIT_HEADER_MAX:
-        raise TooLarge(f"a header of {length} bytes, at most {COMMIT_HEADER_MAX}")
+    if length > most:
+        raise TooLarge(f"a header of {length} bytes, at most {most}")
     return int(length)
 
 
@@ -125,14 +125,19 @@ def _row(digest: object, codec: object, raw_len: object, stored: object) -> tupl
 
 
 def unpack(
-    body: bytes | bytearray, *, blobs_max: int, bytes_max: int, views: bool = False
+    body: bytes | bytearray,
+    *,
+    blobs_max: int,
+    bytes_max: int,
+    header_max: int = COMMIT_HEADER_MAX,
+    views: bool = False,
 ) -> tuple[dict[str, Any], list[Blob]]:
     """Header and blobs of a whole frame; raises `UsageError` (damaged, truncated) or `TooLarge`. With `views`
     the blobs are views of `body`, which must not change any more.
 
     Blobs are not yet verified: `open_blob` does that.
     """
-    length = header_length(body)
+    length = header_length(body, header_max)
     head_end = _HEAD.size + length
     if len(body) < head_end:
         raise UsageError("the body is truncated inside its header")

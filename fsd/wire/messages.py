@@ -10,16 +10,19 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from fsd.model.attrs import Attr, Entry
 from fsd.model.errors import DamagedBody, TooLarge, Unavailable, UsageError
-from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
-from fsd.model.ops import Op, Outcome, decode_all, encode_all
+from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, DRAIN_MAX, UPLOAD_BLOBS_MAX
+from fsd.model.ops import CONFLICT, REFUSED, Op, Outcome, decode_all, encode_all
 from fsd.model.space import Space
 from fsd.wire.frame import Blob, pack_pieces, unpack
+from fsd.wire.received import is_name
 
 PROTOCOL: Final = 1
 MEDIA_TYPE: Final = "application/x-fsd"
 _COUNT_MAX: Final = 2**62
+_ROWS_MAX: Final = 65_536  # of one list: more than a page of entries, a commit's outcomes or a change's names
+_TICKET_MAX: Final = 64  # bytes; each record of the log's state has one
+_ANSWER_TABLES: Final = 1000  # a commit's answer has those of its checkpoint
 
 
 def packb(value: object) -> bytes:
@@ -27,12 +30,28 @@ def packb(value: object) -> bytes:
     return raw
 
 
-def unpackb(raw: bytes | bytearray, what: str) -> Any:
-    """Decode a received body; raises `UsageError` naming `what`."""
+def unpackb(raw: bytes | bytearray, what: str, tables: int = 1) -> Any:
+    """Decode a received body of at most `tables` maps; raises `UsageError` naming `what`."""
     try:
-        return msgpack.unpackb(raw, raw=False, use_list=False)
+        return _unpacked(raw, tables)
     except (ValueError, msgpack.exceptions.UnpackException) as exc:
         raise UsageError(f"{what} cannot be read") from exc
+
+
+def _unpacked(raw: bytes | bytearray, tables: int) -> Any:
+    """An empty map is one byte there and 64 in memory: a body that is full of them would take gigabytes."""
+    left = tables
+
+    def counted(table: dict[Any, Any]) -> dict[Any, Any]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError("more tables than the body can need")
+        return table
+
+    return msgpack.unpackb(
+        raw, raw=False, use_list=False, object_hook=counted, max_array_len=_ROWS_MAX, max_map_len=_ROWS_MAX
+    )
 
 
 class Mark(NamedTuple):
@@ -177,20 +196,43 @@ class CommitAnswer(NamedTuple):
 def read_answer(raw: bytes) -> CommitAnswer:
     """A received commit answer; raises `Unavailable` when the body is none (empty, truncated, HTML)."""
     try:
-        row = msgpack.unpackb(raw, raw=False, use_list=False)
-        seq, ticket, next_op, outcomes, missing, need_full, *more = row
+        seq, ticket, next_op, outcomes, missing, need_full, *more = _unpacked(raw, _ANSWER_TABLES)
         return CommitAnswer(
-            _exact(seq, int),
-            _exact(ticket, bytes),
-            _exact(next_op, int),
-            tuple(Outcome._make(one) for one in outcomes),
-            tuple(_exact(one, bytes) for one in missing),
-            _exact(need_full, int),
-            _exact(more[0], dict) if more and more[0] is not None else None,
+            _count(seq),
+            _ticket(ticket),
+            _count(next_op),
+            tuple(_outcome(one) for one in _exact(outcomes, tuple)),
+            tuple(_digest(one) for one in _exact(missing, tuple)),
+            _count(need_full),
+            _asked(more[0]) if more else None,
             _count(more[1]) if len(more) > 1 else 0,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as exc:
         raise Unavailable("the answer to a commit is no answer (cut or changed on the way)") from exc
+
+
+def _ticket(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) > _TICKET_MAX:
+        raise TypeError("a ticket expected")
+    return value
+
+
+def _outcome(row: Any) -> Outcome:
+    """Raises `TypeError`, `ValueError`."""
+    made = Outcome._make(_exact(row, tuple))
+    for number in (made.opno, made.errno, made.ino, made.parent):
+        _count(number)
+    if made.status not in (CONFLICT, REFUSED) or type(made.name) is not bytes or type(made.reason) is not str:
+        raise TypeError("an outcome has other types")
+    if made.name and not is_name(made.name):
+        raise ValueError("an outcome's name is none")
+    return made
+
+
+def _digest(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != 32:
+        raise TypeError("a hash expected")
+    return value
 
 
 def _count(value: Any) -> int:
@@ -232,19 +274,6 @@ TREE: Final = "tree"  # (TREE, ino, limit) -> [(dir ino, [Entry…])…]: whole 
 #   at most limit entries in all (the first one always, up to DIR_INLINE_MAX); ino gone: None
 PATH: Final = "path"  # (PATH, (name, …)) -> [Entry|None, …]: each component from the root, None from the
 #   first that does not exist
-
-
-def attr_from(row: Any) -> Attr:
-    """An `Attr` from its wire row; raises `Unavailable` when it has not the right form."""
-    if not isinstance(row, tuple) or len(row) != len(Attr._fields):
-        raise Unavailable("an inode in the answer cannot be read")
-    return Attr._make(row)
-
-
-def entry_from(row: Any) -> Entry:
-    if not isinstance(row, tuple) or len(row) != 3:
-        raise Unavailable("a directory entry in the answer cannot be read")
-    return Entry(row[0], attr_from(row[1]), row[2])
 
 
 class Change(NamedTuple):
@@ -298,16 +327,40 @@ class FeedPage(NamedTuple):
         return packb(self[:said])
 
 
+def _change(row: Any) -> Change:
+    seq, session, inodes, names = _exact(row, tuple)
+    told = []
+    for parent, name in _exact(names, tuple):
+        if not is_name(name):
+            raise ValueError("a name of a change is none")
+        told.append((_count(parent), name))
+    return Change(
+        _count(seq), _count(session), tuple(_count(ino) for ino in _exact(inodes, tuple)), tuple(told)
+    )
+
+
+def _lease(row: Any) -> LeaseSeen:
+    fence, ino, session, told, above = _exact(row, tuple)
+    return LeaseSeen(_count(fence), _count(ino), _count(session), _exact(told, str), _exact(above, bool))
+
+
+def _ask(row: Any) -> BarrierAsk:
+    number, left_ms = _exact(row, tuple)
+    if _count(left_ms) > 1000 * DRAIN_MAX:
+        raise ValueError("a barrier is waited for longer than may be asked")
+    return BarrierAsk(_count(number), left_ms)
+
+
 def read_feed(raw: bytes) -> FeedPage:
     """A received feed page; raises `Unavailable`."""
     try:
-        head, changes, reset, *more = msgpack.unpackb(raw, raw=False, use_list=False)
+        head, changes, reset, *more = _unpacked(raw, 0)
         return FeedPage(
-            _exact(head, int),
-            tuple(Change._make(c) for c in changes),
+            _count(head),
+            tuple(_change(one) for one in _exact(changes, tuple)),
             _exact(reset, bool),
-            tuple(LeaseSeen._make(lease) for lease in more[0]) if more else (),
-            tuple(BarrierAsk._make(ask) for ask in more[1]) if len(more) > 1 else (),
+            tuple(_lease(one) for one in _exact(more[0], tuple)) if more else (),
+            tuple(_ask(one) for one in _exact(more[1], tuple)) if len(more) > 1 else (),
             Space._make(_count(one) for one in more[2]) if len(more) > 2 and more[2] is not None else None,
             _mark(more[3]) if len(more) > 3 else None,
         )

@@ -284,6 +284,14 @@ def _refusals(m: Mount, top: int) -> list[tuple[Op, int]]:
             ops.Create(number(), ops.CREATE, top, b"t", m.new_ino(), stat.S_IFLNK, 0, 0, 0, b"t" * 4096, 1),
             errno.ENAMETOOLONG,
         ),
+        (
+            ops.Create(number(), ops.CREATE, top, b"t", m.new_ino(), stat.S_IFLNK, 0, 0, 0, b"t\0", 1),
+            errno.EINVAL,
+        ),
+        (
+            ops.Create(number(), ops.CREATE, top, b"t", m.new_ino(), stat.S_IFCHR, 0, 0, -1, None, 1),
+            errno.EINVAL,
+        ),
         (ops.Link(number(), ops.LINK, d, top, b"l", 1), errno.EPERM),
         (ops.Link(number(), ops.LINK, 12345, top, b"l", 1), errno.ENOENT),
         (ops.Unlink(number(), ops.UNLINK, top, b"dir", d, 0, 1), errno.EISDIR),

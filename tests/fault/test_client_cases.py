@@ -7,19 +7,22 @@ import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.bench import Bench
 from support.client import Client, Clock, assert_same, server_tree
 from support.clientcase import age, busy, files, finish, other, settled, take
 
-from fsd.model.errors import PosixError
+from fsd.model.errors import PosixError, Unavailable
 from fsd.model.limits import BLOCK, MIB
+from fsd.vfs import open as opening
 from fsd.vfs.build import BuildJob
 from fsd.vfs.commit import CommitJob
 from fsd.vfs.loads import AskJob
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Park
+from fsd.wire.messages import CommitAnswer
 
 # Files that go while they are being sent.
 
@@ -436,3 +439,93 @@ def test_what_a_new_file_replaces_is_never_sent(client: Client) -> None:
     assert sum(queued.flight is not None for queued in client.volume.core.queue) == 1
     settled(client)
     assert files(client) == {"/target": b"new"}
+
+
+# Answers that are none.
+
+
+@pytest.mark.parametrize("wrong", ["behind", "before", "full of another", "full again"])
+def test_an_answer_about_other_operations_acknowledges_none(client: Client, wrong: str) -> None:
+    """By the numbers in it operations are taken for done: too high a one would let a recovery drop what was
+    never sent."""
+    root, core = client.volume.root_ino, client.volume.core
+    client.put(root, b"f", b"kept")
+    want = client.volume.barrier()
+    client.waiting.extend(client.volume.jobs())
+    for build in [job for job in client.waiting if isinstance(job, BuildJob)]:
+        client.waiting.remove(build)
+        finish(client, build)
+    job = take(client, CommitJob)
+    answer = client.run(job)
+    assert isinstance(answer, CommitAnswer)
+    sent = [queued.opno - core.shift for queued in core.queue.sent]
+    changed = {
+        "behind": {"next_op": max(sent) + 2},
+        "before": {"next_op": min(sent)},
+        "full of another": {"need_full": max(sent) + 9},
+        "full again": {"need_full": max(sent)},
+    }[wrong]
+    client.volume.finish(job, answer._replace(**changed))
+    assert core.queue.sent
+    assert core.acked <= min(sent) + core.shift
+    assert "other operations" in client.volume.pending().reason
+    client.until(want)
+    settled(client)
+    assert files(client) == {"/f": b"kept"}
+
+
+def test_an_inode_of_another_type_than_it_was_is_told_to_who_asked(client: Client) -> None:
+    root = client.volume.root_ino
+    ino = client.put(root, b"f", b"kept", sync=True)
+    looker = other(client)
+    node = looker.call(lambda v: v.lookup(root, b"f"))
+    assert node is not None
+    node.stale = True
+    with pytest.raises(Park) as parked:
+        looker.volume.getattr(ino)
+    job = take(looker, AskJob)
+    result: Any = looker.run(job)
+    seq, answers = result
+    answers[0][0] = answers[0][0]._replace(mode=0o40755, parts=None)
+    looker.volume.finish(job, (seq, answers))
+    with pytest.raises(Unavailable, match="another type"):
+        looker.volume.done(parked.value.want)
+    assert looker.call(lambda v: v.getattr(ino)).is_file
+    assert looker.read_all(ino) == b"kept"
+    looker.volume.close()
+
+
+# A mount that has just begun.
+
+
+@pytest.mark.parametrize("remote_path", [b"/", b"/below"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_new_mount_takes_changes_at_its_top_while_the_server_is_away(
+    client: Client, remote_path: bytes, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was looked at there before. Of more names than fit into an answer it cannot know."""
+    top = client.call(lambda v: v.mkdir(client.volume.root_ino, b"below", 0o755, 0, 0)).ino
+    for where in (client.volume.root_ino, top):
+        client.put(where, b"there", b"before", sync=True)
+    monkeypatch.setattr(opening, "DIR_INLINE_MAX", 1 if large else 2)
+    made = Client(client.options.state_dir.with_name("new"), client.bench, client.clock, client.rng, "new")
+    made.options, made.knows_root = replace(made.options, remote_path=remote_path, io_timeout=5.0), True
+    made.net.faulty = False
+    made.open()
+    made.net.cut = 10**9
+    root = made.volume.root_ino
+    if large and remote_path == b"/":
+        with pytest.raises(Unavailable):
+            made.call(lambda v: v.mkdir(root, b"new", 0o755, 0, 0))
+        made.net.cut = 0
+    else:
+        made.put(root, b"new", b"made without a server")
+        assert {name for name, _ in made.listing(root)} >= {b"there", b"new"}
+        with pytest.raises(PosixError) as caught:
+            made.call(lambda v: v.mkdir(root, b"there", 0o755, 0, 0))
+        assert caught.value.errno == errno.EEXIST
+        made.net.cut = 0
+        made.until(made.volume.barrier())
+        place = "" if remote_path == b"/" else remote_path.decode()
+        assert files(client)[f"{place}/new"] == b"made without a server"
+    made.volume.close()

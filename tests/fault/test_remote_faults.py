@@ -386,6 +386,52 @@ def test_an_answer_with_blobs_nobody_asked_for_is_no_answer() -> None:
         remote_to(url).blobs([b"x" * 32], timeout=60)
 
 
+@pytest.mark.parametrize("absent", [[2**40], 2**40, [b"y" * 32], [b"x" * 32] * 2, ["x" * 32], None, {}])
+def test_what_is_absent_is_some_of_what_was_asked_for(absent: object) -> None:
+    """A number there was taken for so many bytes of memory."""
+
+    def behave(peer: Peer) -> None:
+        while peer.request() is not None:
+            peer.answer(pack({"absent": absent}, []))
+
+    with serving(behave) as url:
+        remote = remote_to(url)
+        for ask in (remote.blobs, remote.keep):
+            with pytest.raises(Unavailable):
+                ask([b"x" * 32], 60)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 50_000, b"[]", b"{", b"1" * 5000])
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+def test_json_that_no_parser_takes_is_no_answer(body: bytes, status: str) -> None:
+    def behave(peer: Peer) -> None:
+        while peer.request() is not None:
+            peer.answer(body, status, "application/json")
+
+    with serving(behave) as url:
+        remote = remote_to(url)
+        for ask in (
+            lambda: remote.start_session(INFO),
+            lambda: remote.renew_lease(1, 1, 30.0),
+            lambda: remote.count_conflicts(b"/", 60),
+            lambda: remote.keep_state(1),
+            lambda: remote.prune("1d"),
+            remote.newest_checkpoint,
+        ):
+            with pytest.raises(Unavailable):
+                ask()
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**23, 1.5, "8", None, True])
+def test_a_session_has_a_number_that_one_can_have(number: object) -> None:
+    def behave(peer: Peer) -> None:
+        while peer.request() is not None:
+            peer.answer(json.dumps({**STARTED, "session": number}).encode())
+
+    with serving(behave) as url, pytest.raises(Unavailable):
+        remote_to(url).start_session(INFO)
+
+
 def test_questions_come_back_as_attributes_and_entries() -> None:
     attr = Attr(9, 0o100644, 1, 0, 0, 3, 1, 2, 3, 0, None, 0, None, {b"user.a": b"b"}, 4, 5, 6)
     entry = Entry(b"name", attr, 6)

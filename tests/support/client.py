@@ -116,6 +116,7 @@ class Client:
             buffer_size=1 << 34,
             segment_size=rng.choice((16 << 10, 256 << 10, 64 << 20)),
         )
+        self.knows_root = False  # a mount knows what it shows at its top; most tests begin without
         self.inodes_max = rng.choice((5, INODES_MAX))  # few: what is cold is forgotten all the time
         self.volume: Volume
 
@@ -126,11 +127,20 @@ class Client:
         try:
             self.volume = open_volume(self.options, self.host, self.remote, self.cache)
             self.volume.evictor.limit = self.inodes_max
+            if not self.knows_root:
+                self._forget_root()
         finally:
             self.net.faulty, self.net.cut = faulty, cut
         if self.volume.recovered is not None:
             self.recoveries += 1
         self.delayed, self.waiting = [], []
+
+    def _forget_root(self) -> None:
+        nodes, root = self.volume.core.nodes, self.volume.node(self.volume.root_ino)
+        for node in {nodes.by_ino[ino] for ino in root.entries.values() if ino is not None}:
+            nodes.drop(node)  # one may have several names
+        root.entries.clear()
+        root.complete = False
 
     def kill(self) -> None:
         """The daemon dies: SIGKILL. Some of its requests were on their way."""

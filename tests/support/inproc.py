@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fsd.meta.database import Tx
-from fsd.model.attrs import Attr, Entry
 from fsd.model.errors import Unavailable
+from fsd.remote.answers import read_answers
 from fsd.remote.api import PreviousSession, SessionInfo, SessionStart
 from fsd.service.access import ADMIN_GRANT, FsRef
 from fsd.service.barriers import BarrierAnswer
@@ -29,6 +29,7 @@ from fsd.wire.messages import (
     packb,
     read_answer,
     read_commit,
+    read_feed,
 )
 
 
@@ -144,8 +145,7 @@ class InProcess:
         def act() -> tuple[int, list[Any]]:
             asked = messages.unpackb(packb(list(questions)), "questions")
             seq, answers = self.service.namespace.ask(self.fs, asked)
-            answers = messages.unpackb(packb(answers), "answers")
-            return seq, [decode_answer(q, a) for q, a in zip(questions, answers)]
+            return read_answers(questions, packb({"seq": seq, "answers": answers}))
 
         return self._call("ask", act)
 
@@ -181,29 +181,10 @@ class InProcess:
         asked: int | None = None,
         known: Mark = NO_MARK,
     ) -> FeedPage:
-        return self._call("changes", lambda: self.service.feed.page(self.fs, after, wait, root, known))
+        def act() -> FeedPage:
+            return read_feed(self.service.feed.page(self.fs, after, wait, root, known).encode())
 
-
-def _entry(row: Any) -> Entry | None:
-    return None if row is None else Entry(row[0], Attr._make(row[1]), row[2])
-
-
-def decode_answer(question: tuple[Any, ...], answer: Any) -> Any:
-    if answer is None:
-        return None
-    kind = question[0]
-    if kind == messages.LOOKUP:
-        one, whole = answer
-        return _entry(one), None if whole is None else [_entry(row) for row in whole]
-    if kind == messages.LIST:
-        return [_entry(row) for row in answer[0]], answer[1]
-    if kind == messages.ATTRS:
-        return [None if row is None else Attr._make(row) for row in answer]
-    if kind == messages.PATH:
-        return [_entry(row) for row in answer]
-    if kind == messages.TREE:
-        return [(ino, [_entry(row) for row in rows]) for ino, rows in answer]
-    return answer
+        return self._call("changes", act)
 
 
 class NoCache:

@@ -14,7 +14,7 @@ import pytest
 from fsd.host.seam import Host
 from fsd.meta.database import open_database
 from fsd.model.attrs import ROOT_INO, Attr, Entry
-from fsd.model.blocks import decode, pieces
+from fsd.model.blocks import pieces
 from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS
 from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
@@ -76,7 +76,7 @@ def _content(remote: HttpRemote, attr: Attr) -> bytes:
     blocks = {0: attr.first_block()}
     for first in range(1, attr.blocks, FULL_LIST_BLOCKS):
         _, answers = remote.ask([(BLOCKS, attr.ino, first, FULL_LIST_BLOCKS)], TIMEOUT)
-        blocks.update({index: decode(parts) for index, parts in answers[0][1]})
+        blocks.update(answers[0][1])
     data = bytearray(attr.size)
     for index, parts in blocks.items():
         hashes = {part.hash for part in parts}

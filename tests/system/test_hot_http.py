@@ -19,6 +19,7 @@ from fsd.model.attrs import ROOT_INO, make_ino
 from fsd.wire import messages
 from fsd.wire.frame import make_blob, pack, unpack
 from fsd.wire.messages import make_commit, read_answer, read_feed
+from fsd.wire.received import entry_from
 
 MODE = 0o100644
 
@@ -77,7 +78,7 @@ def test_a_commit_with_its_blob_is_seen_by_everybody(shared_fs: TestFs) -> None:
     answer = commit(fs, session, ticket_of(session), create_file(session, 1, b"plan.md", data, 1), [blob])
     assert answer.seq == session["seq"] + 1 and answer.next_op == 3 and not answer.outcomes
     (found,) = ask(fs, (messages.LOOKUP, ROOT_INO, b"plan.md", 100))
-    entry = messages.entry_from(found[0])
+    entry = entry_from(found[0])
     assert entry.name == b"plan.md" and entry.attr.size == len(data)
     got = fs.ask("POST", "/blobs", messages.packb([blob.hash, b"x" * 32]))
     header, blobs = unpack(got.body, blobs_max=2, bytes_max=1000)
