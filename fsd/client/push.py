@@ -254,16 +254,36 @@ class _Push:
         try:
             revision = self._put(local, goal, match)
         except Conflict as exc:
-            if match is not None and exc.details.get("revision", 0) is None:
+            brought = self._brought(local, goal, sign)
+            if brought is not None:
+                revision = brought
+            elif match is not None and exc.details.get("revision", 0) is None:
                 goal, revision = self._beside(goal, lambda at: self._put(local, at, None), first=goal)
             else:
                 goal, revision = self._beside(goal, lambda at: self._put(local, at, None))
-            self._clash(below, goal, exc.message)
+            if brought is None:
+                self._clash(below, goal, exc.message)
         self._arrived(below, FILE, revision, "files", sign)
 
     def _put(self, local: bytes, goal: bytes, match: str | None) -> str:
         options = CopyOptions(overwrite=match is not None, if_match=match)
         return put_file(self.files, local, goal, options, self.meter)
+
+    def _brought(self, local: bytes, goal: bytes, sign: tuple[object, ...]) -> str | None:
+        """The revision of the file at `goal` where it is the local one to the byte, the mode and the
+        nanosecond: a push that was killed before it had noted so brought it. None: it is another's."""
+        there = stat_or_none(self.files, goal)
+        if there is None or there["kind"] != FILE:
+            return None
+        if (int(there["mode"], 8), there["size_bytes"], there["mtime_ns"]) != (sign[1], sign[3], sign[4]):
+            return None
+        reading = self.files.reading(goal)
+        try:
+            with told(local), open(local, "rb") as here:
+                same = all(here.read(len(piece)) == piece for piece in reading.pieces()) and not here.read(1)
+        except Conflict:
+            return None  # it is being changed
+        return reading.revision if same and signature(local) == sign else None
 
     def _symlink(self, below: bytes, known: Base | None) -> None:
         local, goal = os.path.join(self.tree, below), self._there(below)

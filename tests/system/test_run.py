@@ -22,7 +22,7 @@ from support.wait import wait_for
 from fsd.client.files import Files, PutOptions, raw_path
 from fsd.client.http import BytesBody
 from fsd.client.leases import Leases
-from fsd.client.push import push
+from fsd.client.push import Pushed, push
 from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
 from fsd.client.transfer import stat_or_none
 from fsd.model.errors import Busy, Unavailable, UsageError
@@ -382,6 +382,36 @@ def test_what_got_a_conflict_name_goes_on_there(
         *(path[3:] for path in later),
         kept["e"][3:],
     }
+
+
+def test_what_a_killed_push_had_brought_is_no_conflict(files: Files, tmp_path: Path) -> None:
+    """It met its own files as somebody else's: each got a copy beside it. What only looks alike is one."""
+    work = tmp_path / "work"
+
+    def killed(*args: Any) -> None:
+        """All arrives, nothing of it comes into the record."""
+        server, remote, tree, base, moved, label, _ = args
+        push(server, remote, tree, dict(base), dict(moved), label, Pushed())
+        raise Unavailable("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fsd.client.run.push", killed)
+        script = "echo newer > a; echo q > d/c; echo n > d/new; : > empty; echo 1234 > b"
+        done = shell(files, tmp_path, script, work_dir=work)
+    assert done.left == work
+    other = os.stat(work / "tree/b")
+    put(files, b"/w/b", b"4321\n", mode=0o644, mtime_ns=other.st_mtime_ns)
+    done = push_left(files, work)
+    assert [(one.path, get(files, one.kept_as.encode())) for one in done.pushed.conflicts] == [
+        ("b", b"1234\n")
+    ]
+    assert (get(files, b"/w/a"), get(files, b"/w/d/c"), get(files, b"/w/d/new")) == (
+        b"newer\n",
+        b"q\n",
+        b"n\n",
+    )
+    assert get(files, b"/w/b") == b"4321\n" and get(files, b"/w/empty") == b""
+    assert sum(b".conflict-" in name for name in names(files)) == 1
 
 
 def test_a_killed_run_is_found_and_pushed_by_the_next(
