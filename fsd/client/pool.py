@@ -26,8 +26,11 @@ class Workers:
         self.stopping = threading.Event()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=2 * count)
         self._failed: BaseException | None = None
+        # And not `Thread.join`: one that a signal interrupts takes the thread for ended (CPython's bpo-45274).
+        self._ended = [threading.Event() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._work, name=f"copy-{at}", daemon=True) for at in range(count)
+            threading.Thread(target=self._work, args=(ended,), name=f"copy-{at}", daemon=True)
+            for at, ended in enumerate(self._ended)
         ]
 
     def __enter__(self) -> Workers:
@@ -63,16 +66,16 @@ class Workers:
                     break
                 except queue.Full:
                     continue  # workers are busy; look at `stopping` again
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(POLL)
+        for ended in self._ended:
+            while not ended.wait(POLL):
+                pass
 
     def _stop(self, why: type[BaseException]) -> None:
         """Nothing begins any more. What a job still does is seen by whoever goes on, if it ends in time."""
         self.stopping.set()
         looks = None if issubclass(why, Exception) else round(LAST / POLL)
-        while (running := [one for one in self._threads if one.is_alive()]) and looks != 0:
-            running[0].join(POLL)
+        while (running := [one for one in self._ended if not one.is_set()]) and looks != 0:
+            running[0].wait(POLL)
             looks = None if looks is None else looks - 1
 
     def _put(self, job: Job) -> None:
@@ -85,7 +88,13 @@ class Workers:
             except queue.Full:
                 continue  # look at failures again
 
-    def _work(self) -> None:
+    def _work(self, ended: threading.Event) -> None:
+        try:
+            self._work_through()
+        finally:
+            ended.set()
+
+    def _work_through(self) -> None:
         while not self.stopping.is_set():
             try:
                 job = self._jobs.get(timeout=POLL)
