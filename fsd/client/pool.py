@@ -26,7 +26,7 @@ class Workers:
         self.stopping = threading.Event()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=2 * count)
         self._failed: BaseException | None = None
-        # And not `Thread.join`: one that a signal interrupts takes the thread for ended (CPython's bpo-45274).
+        # And no `Thread.join`: one that a signal interrupts takes the thread for ended (CPython's bpo-45274).
         self._ended = [threading.Event() for _ in range(count)]
         self._threads = [
             threading.Thread(target=self._work, args=(ended,), name=f"copy-{at}", daemon=True)
