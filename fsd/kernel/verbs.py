@@ -130,7 +130,8 @@ class Verbs:
         answer = drained.answer("drained")
         answer["mount_path"] = str(self._daemon.place)
         if machine is not None:
-            answer["fs_seq"] = await self._daemon.call(lambda: machine.volume.feed_seq)
+            # With the commits just made, of which the feed may not have told yet: one waits for it elsewhere.
+            answer["fs_seq"] = await self._daemon.call(lambda: machine.volume.status()["fs_seq"])
         return answer, None
 
     async def unmount(self, args: dict[str, Any], tell: Tell) -> Answer:

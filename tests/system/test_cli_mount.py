@@ -72,6 +72,7 @@ def test_status_drain_and_wait_give_what_scripts_read(sandbox: Sandbox) -> None:
     drained = sandbox.json("drain", os.path.relpath(where))
     assert drained["mount_path"] == where
     assert drained["fs_seq"] == sandbox.json("status", where)["fs_seq"]
+    assert drained["fs_seq"] == sandbox.json("stat", "/a")["fs_seq"]
     drained = sandbox.drain()
     assert set(drained) >= {"status", "flushed", "pending", "first_failed_path", "reason", "duration_ms"}
     assert drained["status"] == "drained"
