@@ -14,7 +14,7 @@ from fsd.vfs.core import Core
 from fsd.vfs.extents import Run
 from fsd.vfs.log import PUNCH, SHARE, SHIFT, WRITE, segment_of
 from fsd.vfs.node import Inode
-from fsd.vfs.records import LENGTH, TIME, Shared, packb
+from fsd.vfs.records import LENGTH, TIME, Shared, packb, time_of_nameless
 
 PIECE: Final = MIB
 
@@ -51,15 +51,15 @@ def _move(core: Core, node: Inode, edge: int) -> None:
     """What the file has before `edge` of the log is written again at its end, behind a record that says that
     the file has no name."""
     content = node.file()
-    first = core.record_nameless(node)
+    first, time = core.record_nameless(node), time_of_nameless(node.mtime)
     for run in [run for run in content.extents if run.pos < edge]:
         if run.ref is not None:
-            content.extents.put(run.start, run.end, log_ref(core, node, run, node.mtime), run.ref)
+            content.extents.put(run.start, run.end, _log_ref(core, node, run, time), run.ref)
             continue
         for start in range(run.start, run.end, PIECE):
             end = min(run.end, start + PIECE)
             data = core.log.read(run.pos + start - run.start, end - start)
-            pos = core.record(WRITE, node.ino, start, [TIME.pack(node.mtime, 0), data], spare=False)
+            pos = core.record(WRITE, node.ino, start, [time, data], spare=False)
             content.extents.put(start, end, pos + TIME.size)
     if content.limits:
         # Without flights their order says nothing any more: all cut the base.
@@ -67,11 +67,11 @@ def _move(core: Core, node: Inode, edge: int) -> None:
     content.first = min(first, content.needed() or first)
 
 
-def log_ref(core: Core, node: Inode, run: Run, time: int) -> int:
+def _log_ref(core: Core, node: Inode, run: Run, time: bytes) -> int:
     """Write a run again whose bytes are not in the log; its new position."""
     assert run.ref is not None
     if not run.ref.hash:
         body = LENGTH.pack(run.end - run.start)
-        return core.record(PUNCH, node.ino, run.start, [TIME.pack(time, 0), body], spare=False)
+        return core.record(PUNCH, node.ino, run.start, [time, body], spare=False)
     body = packb([Shared(run.start, run.end, run.ref.hash, run.ref.boff)])
-    return core.record(SHARE, node.ino, 0, [TIME.pack(time, 0), body], spare=False)
+    return core.record(SHARE, node.ino, 0, [time, body], spare=False)

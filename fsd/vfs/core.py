@@ -24,7 +24,7 @@ from fsd.vfs.log import DROP, STATE, UNNAMED, Log, SyncJob, segment_of
 from fsd.vfs.node import Inode, Nodes
 from fsd.vfs.queue import CommitQueue
 from fsd.vfs.recent import Recent
-from fsd.vfs.records import FORMAT, TIME, State, packb
+from fsd.vfs.records import FORMAT, State, packb, time_of_nameless
 from fsd.vfs.types import Invalidation, Job, VolumeOptions, Want, timed_out
 from fsd.vfs.wiremap import WireMap
 from fsd.wire.messages import NO_MARK, LeaseSeen
@@ -219,7 +219,7 @@ class Core:
         """Say that the changes that follow are of a file without a name: without that a recovery would bring
         it back. Raises `NoSpace`."""
         if node.ino in self.unnamed:
-            return self.record(UNNAMED, node.ino, node.size, [TIME.pack(node.mtime, 0)])
+            return self.record(UNNAMED, node.ino, node.size, [time_of_nameless(node.mtime)])
         return self.record(DROP, node.ino, 0, [])
 
     def record_state(self) -> None:

@@ -116,6 +116,13 @@ class Apart(NamedTuple):
     wire: int
 
 
+def time_of_nameless(mtime: int) -> bytes:
+    """What stands before a change, for a file that has no name, whose time a user may have set. One before
+    1970, for which TIME has no sign, is written as 1970: a name comes with the file's own times in an
+    operation behind it, and without a name nobody asks."""
+    return TIME.pack(max(0, mtime), 0)
+
+
 def packb(value: object) -> bytes:
     raw: bytes = msgpack.packb(value, use_bin_type=True)
     return raw

@@ -139,9 +139,10 @@ def test_a_call_says_no_more_than_its_answer_can(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_file_without_a_name_outlives_its_segments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mtime", [3, -5, -(2**63)])
+def test_a_file_without_a_name_outlives_its_segments(tmp_path: Path, mtime: int) -> None:
     """Its oldest part is written again when the rest of a segment is not needed any more; then it gets a name
-    and the daemon is killed."""
+    and the daemon is killed. Whatever time it was given."""
     rig = Rig(tmp_path, segment=256 << 10)
     client = rig.client
     node, fh = client.call(lambda v: v.create_unnamed(rig.root, 0o640, 5, 6, os.O_RDWR))
@@ -155,12 +156,14 @@ def test_a_file_without_a_name_outlives_its_segments(tmp_path: Path) -> None:
     client.call(lambda v: v.setattr(node.ino, size=5 * MIB))
     want += bytes(5 * MIB - len(want))
     volume = client.volume
+    client.call(lambda v: v.setattr(node.ino, mtime=mtime))
     for number in range(12):
         client.put(rig.root, b"other%d" % number, noise(number, 100_000), sync=True)
         client.until(volume.barrier())
         if number == 5:
             client.call(lambda v: v.write(fh, 4 * MIB, b"newer"))
             want[4 * MIB : 4 * MIB + 5] = b"newer"
+            client.call(lambda v: v.setattr(node.ino, mtime=mtime))
     oldest = volume.core.log.oldest
     for _ in range(20):
         compact(volume.core)
@@ -173,7 +176,32 @@ def test_a_file_without_a_name_outlives_its_segments(tmp_path: Path) -> None:
     client.until(client.volume.barrier())
     found = rig.bench.find("named")
     assert (found.mode, found.uid, found.gid, found.size) == (0o100640, 5, 6, 5 * MIB)
+    assert found.mtime == max(mtime, 1 - 2**63)
     assert rig.bench.read(found) == want
+    rig.close()
+
+
+def test_a_removed_file_older_than_1970_holds_no_segment(tmp_path: Path) -> None:
+    """What is written again of it is never sent: its time may stand in the log as another."""
+    rig = Rig(tmp_path, segment=256 << 10)
+    client, volume = rig.client, rig.client.volume
+    fh = rig.new(b"file")
+    ino = volume.handle(fh).node.ino
+    client.call(lambda v: v.write(fh, 0, noise(2, 90_000)))
+    client.call(lambda v: v.allocate(fh, PUNCH_HOLE | KEEP_SIZE, 50_000, 10_000))
+    client.call(lambda v: v.unlink(rig.root, b"file"))
+    client.call(lambda v: v.setattr(ino, mtime=-5))
+    for number in range(12):
+        client.put(rig.root, b"other%d" % number, noise(number, 100_000), sync=True)
+    oldest = volume.core.log.oldest
+    for _ in range(20):
+        compact(volume.core)
+        client.run_some(20)
+    assert volume.core.log.oldest > oldest, "nothing was moved"
+    found = bytearray(noise(2, 90_000))
+    found[50_000:60_000] = bytes(10_000)
+    assert rig.read(fh, 90_000) == found
+    assert client.call(lambda v: v.getattr(ino)).mtime == -5
     rig.close()
 
 

@@ -166,6 +166,23 @@ def test_no_operation_leaves_its_directory_by_an_absolute_path(
     assert "os.mkdir of" in capfd.readouterr().err
 
 
+def test_a_file_without_a_name_is_older_than_1970(calm: Bench) -> None:
+    """Its part of the log begins with what it was, before the first change of what it holds."""
+    calm.play(
+        [
+            (0, ("open", b".", os.O_TMPFILE | os.O_RDWR, 0o640, 0)),
+            (0, ("futimens", 0, ((7, 8), (-5, 1)))),
+            (0, ("write", 0, 2, 100, 50)),
+            (0, ("futimens", 0, ((-7, 8), (-5, 1)))),
+            (0, ("name_slot", 0, b"f")),
+            (0, ("lstat", b"f")),
+        ]
+    )
+    whole = tree(calm.box.mountpoint, exact=True)
+    calm.killed()
+    assert not differences(whole, tree(calm.box.mountpoint, exact=True))
+
+
 def test_two_threads_that_append_do_so_in_order(calm: Bench) -> None:
     """A place means nothing to a handle that appends: the two writes meet at the end, on any filesystem."""
     both = ("two_threads", ("write", 0, 3, 5000, 0), ("write", 0, 4, 5000, 8192))

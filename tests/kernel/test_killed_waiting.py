@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,12 +127,25 @@ def test_an_unmount_helps(stuck: Stuck) -> None:
     wait_for(lambda: both_gone(stuck), 30, "the daemon and its reader to end")
 
 
+READS = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+os.write(1, b"it is open\\n")
+os.pread(file, 4096, 768 * 4096)
+"""
+
+
 def in_the_kernel(pid: int) -> bool:
     """Whether a thread of `pid` waits where nothing interrupts it."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "stat").read_text().rpartition(")")[2].split()[0] == "D":
             return True
     return False
+
+
+def stays_in_the_kernel(pid: int) -> bool:
+    """One that reads or writes a file waits like that for a moment only."""
+    return in_the_kernel(pid) and _pace.wait(0.3) is False and in_the_kernel(pid)
 
 
 @contextlib.contextmanager
@@ -147,7 +161,7 @@ def killed_and_back(box: Sandbox, server: Server, reader: subprocess.Popen[bytes
     """The daemon is in the wait: killed, it goes, its reader goes, and the place is mounted again."""
     killed = box.daemon
     try:
-        wait_for(lambda: in_the_kernel(killed), 30, "the daemon to wait in the kernel")
+        wait_for(lambda: stays_in_the_kernel(killed), 30, "the daemon to wait in the kernel")
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: not os.path.exists(f"/proc/{killed}/task"), 30, "the daemon to end")
         wait_for(lambda: reader.poll() is not None, 30, "the reader to end")
@@ -191,10 +205,15 @@ def test_pages_are_dropped_of_a_file_somebody_reads(server: Server, tmp_path: Pa
         try:
             with silent(server):
                 reader = subprocess.Popen(
-                    ["dd", f"if={path}", "of=/dev/null", "bs=4096", "skip=768", "count=1"],
+                    [sys.executable, "-c", READS, str(path)],
+                    stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )
-                wait_for(lambda: in_the_kernel(reader.pid), 30, "the reader to wait")
+                assert reader.stdout is not None
+                # Before that it may wait for the pages of its program, and the write would meet nobody.
+                assert reader.stdout.readline() == b"it is open\n"
+                reader.stdout.close()
+                wait_for(lambda: stays_in_the_kernel(reader.pid), 30, "the reader to wait")
                 block = mmap.mmap(-1, 4096)
                 block.write(b"n" * 4096)
 
