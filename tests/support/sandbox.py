@@ -140,6 +140,10 @@ class Sandbox:
         found: dict[str, Any] = self.json("drain", os.fspath(self.mountpoint), timeout=timeout)
         return found
 
+    def wait_shown(self, seq: int, timeout: float = 60) -> None:
+        """Until the mount shows commit `seq`, `fs_seq` in what another's `drain` tells."""
+        self.json("wait", os.fspath(self.mountpoint), "--seq", str(seq), "--timeout", "50s", timeout=timeout)
+
     def unmount(self, timeout: float = 60) -> dict[str, Any]:
         found: dict[str, Any] = self.json("unmount", os.fspath(self.mountpoint), timeout=timeout)
         return found

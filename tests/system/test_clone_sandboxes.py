@@ -213,7 +213,7 @@ def test_a_copy_with_unsent_changes(trusted: Server, tmp_path: Path, order: str)
         # What both have differs from here on.
         play.written = {text for text in play.written if not text.startswith(b"shared")}
         play.work(play.first.mountpoint, "first")
-        play.first.drain()
+        play.clone.wait_shown(play.first.drain()["fs_seq"])
         (play.clone.inside / "shared").unlink()
         play.written = {text for text in play.written if not text.startswith(b"shared")}
         play.work(play.clone.inside, "second")
