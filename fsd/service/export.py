@@ -173,7 +173,9 @@ class Export:
             self.skipped += 1
             return b"", False
         first = self._links.get(attr.ino)
-        if first is None and attr.nlink > 1 and not attr.is_dir:
+        # A symlink of several names is several symlinks: of a hard link to one Python's `tarfile` changes the
+        # owner, mode and times of what the link leads to, outside of where it unpacks.
+        if first is None and attr.nlink > 1 and kind not in (tarfile.DIRTYPE, tarfile.SYMTYPE):
             self._links[attr.ino] = one.path
         content = attr.is_file and first is None and attr.size > 0
         return _header(one.path, attr, kind if first is None else tarfile.LNKTYPE, first), content

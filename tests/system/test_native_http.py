@@ -321,6 +321,7 @@ def test_export_is_a_tar_of_the_state(shared_fs: TestFs) -> None:
     for action in (
         {"action": "symlink", "target": "plain", "path": "/t/link"},
         {"action": "hardlink", "source": "/t/plain", "path": "/t/z-hard"},
+        {"action": "hardlink", "source": "/t/link", "path": "/t/z-link"},
         {"action": "mkdir", "path": {"b64": "L3Qv/w=="}},
         {"action": "setxattr", "path": "/t/plain", "name": "user.k", "value_b64": "/wA="},
     ):
@@ -341,6 +342,8 @@ def test_export_is_a_tar_of_the_state(shared_fs: TestFs) -> None:
     assert found["t/plain"].pax_headers["SCHILY.xattr.user.k"] == "\udcff\0"
     assert found["t/link"].linkname == "plain"
     assert (found["t/z-hard"].islnk(), found["t/z-hard"].linkname) == (True, "t/plain")
+    # Of a hard link to a symlink `tarfile` changes the mode and owner of what the symlink leads to.
+    assert (found["t/z-link"].issym(), found["t/z-link"].linkname) == (True, "plain")
     assert found["t/\udcff"].isdir()
     one = fs.ask("GET", f"/export/t/plain?checkpoint={made['checkpoint_id']}")
     with tarfile.open(fileobj=io.BytesIO(one.body)) as tar:
