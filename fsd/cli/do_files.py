@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import os
 import signal
 import threading
 from stat import filemode
@@ -15,10 +16,11 @@ from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context, path_bytes, remote_path
 from fsd.cli.output import Document, Raw, align, visible
 from fsd.cli.several import each, paths, tried
-from fsd.client.files import Files, FindFilter, raw_path
+from fsd.client.files import Files, FindFilter, join, raw_path
 from fsd.client.http import Http
-from fsd.model.errors import Conflict, NotFound, PosixError, UsageError
+from fsd.model.errors import Conflict, FsdError, NotFound, PosixError, UsageError
 from fsd.model.limits import GREP_MATCHES
+from fsd.model.names import show
 
 KIND_LETTERS: Final = {
     "file": "-",
@@ -181,9 +183,9 @@ def mv(context: Context, args: SimpleNamespace) -> Document:
 
 
 def rm(context: Context, args: SimpleNamespace) -> Document:
-    raw = [remote_path(path) for path in paths(args)]  # one that is wrong is told before anything goes
+    others = len(paths(args)) - 1
     if args.recursive and not args.force:
-        more = f" and {len(raw) - 1} more" if len(raw) > 1 else ""
+        more = f" and {others} more" if others else ""
         context.confirm(f"Remove {args.path}{more} with everything below?", needs_yes=False)
     api = files(context)
     return each(context, args, lambda path: _remove(api, args, path))
@@ -242,26 +244,43 @@ def ln(context: Context, args: SimpleNamespace) -> Document:
     if args.symbolic:
         return symlink(context, args)
     args.source_path = args.target
-    if args.force:
-        _out_of_the_way(files(context), args)
+    if args.force and _in_the_way(files(context), args):
+        return _hardlink_over(context, args)
     return hardlink(context, args)
 
 
-def _out_of_the_way(api: Files, args: SimpleNamespace) -> None:
-    """Remove what has the name of a hard link to be; not the file itself, and no directory."""
+def _in_the_way(api: Files, args: SimpleNamespace) -> bool:
+    """Whether something has the name of a hard link to be. Raises `Conflict` where it is the file itself, or
+    a directory."""
     source = api.stat(remote_path(args.source_path))
     try:
         there = api.stat(remote_path(args.link_path))
     except NotFound as exc:
         if exc.details.get("errno") != "ENOENT":
             raise
-        return
+        return False
     if there["ino"] == source["ino"]:
         raise Conflict(f"{args.source_path} and {args.link_path} are the same file already")
     if source["is_dir"] or there["is_dir"]:
         raise Conflict(f"{args.source_path if source['is_dir'] else args.link_path} is a directory")
+    return True
+
+
+def _hardlink_over(context: Context, args: SimpleNamespace) -> Document:
+    """Made beside what is there and renamed over it: the name leads to the one or the other all the time."""
+    api, link = files(context), remote_path(args.link_path)
+    beside = join(os.path.dirname(link), b".fsd-ln-" + api.http.new_key().encode())
+    answer = api.hardlink(remote_path(args.source_path), beside)
     if not api.dry_run:
-        api.remove(remote_path(args.link_path), if_match=there["revision"])
+        try:
+            answer = {**api.rename(beside, link), "action": answer["action"]}
+        except BaseException:
+            try:
+                api.remove(beside)
+            except FsdError as exc:
+                context.say(f"fsd: {show(beside)} was to be renamed and may be left: {exc.message}")
+            raise
+    return _done(answer, link_path=args.link_path, source_path=args.source_path)
 
 
 def symlink(context: Context, args: SimpleNamespace) -> Document:

@@ -106,14 +106,15 @@ def create_layer(context: Context, args: SimpleNamespace) -> Document:
     if args.base_root_path != "/":
         raise UsageError("a layer is of the whole filesystem", hint="leave --base-root-path out, or give /")
     forks = _forks(context, args.file_system_id)
-    local.barrier(context, forks.file_system_id, undone="no layer was made")
+    if not args.no_barrier:
+        local.barrier(context, forks.file_system_id, undone="no layer was made")
     return Document(_make(forks, args, tags=args.tag))
 
 
 def fork_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     parent = _find(forks, args.parent_layer_ref)
-    if args.checkpoint_id is None:
+    if args.checkpoint_id is None and not args.no_barrier:
         local.barrier(context, parent["file_system_id"], undone="no layer was made")
     return Document(_make(forks, args, of=parent["file_system_id"], checkpoint=args.checkpoint_id))
 
@@ -231,7 +232,8 @@ def diff_layer(context: Context, args: SimpleNamespace) -> Document:
 def checkpoint_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
-    local.barrier(context, one["file_system_id"], undone="no checkpoint was made")
+    if not args.no_barrier:
+        local.barrier(context, one["file_system_id"], undone="no checkpoint was made")
     made = forks.checkpoint(one["file_system_id"], args.label)
     return Document(
         {
@@ -254,7 +256,8 @@ def rollback_layer(context: Context, args: SimpleNamespace) -> Document:
 def commit_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
-    _both_sent(context, forks, one["file_system_id"])
+    if not args.no_barrier:
+        _both_sent(context, forks, one["file_system_id"])
     answer = forks.merge(one["file_system_id"])
     if answer["status"] == "merged":
         local.seen(context, answer["file_system_id"], answer["fs_seq"])

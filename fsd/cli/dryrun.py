@@ -35,6 +35,8 @@ def envelope(context: Context) -> Document:
     """The plan as a document; the first failed check becomes the command's error."""
     row, args = context.command, context.args
     fields = _Fields({k: v for k, v in vars(args).items() if v not in (None, [], "")})
+    if "others" in fields:  # of several paths a request each
+        fields["path"] = ", ".join([args.path, *args.others])
     checks = [{"name": "arguments", "status": "ok", "message": "the command line is complete"}]
     error: FsdError | None = None
     try:

@@ -59,6 +59,7 @@ ROWS: Final = (
             flag("--durability-mode", "restore-safe, which is what happens anyway",
                  values.one_of("restore-safe"), metavar="MODE", default="restore-safe"),
             flag("--actor-id", "who works in it", metavar="ID"),
+            NO_BARRIER,
         ),
     ),
     Command(
@@ -86,6 +87,7 @@ ROWS: Final = (
             FS_NAMED, LAYER,
             flag("--checkpoint-id", "", metavar="ID", refuse="the server makes the ids of checkpoints"),
             flag("--label", "a name for people", metavar="LABEL"),
+            NO_BARRIER,
         ),
     ),
     Command(
@@ -99,6 +101,7 @@ ROWS: Final = (
             flag("--layer-id", "its id (default: the fork's)", metavar="ID"),
             flag("--layer-name", "a name for people", metavar="NAME"),
             flag("--actor-id", "who works in it", metavar="ID"),
+            NO_BARRIER,
         ),
     ),
     Command(
@@ -115,7 +118,7 @@ ROWS: Final = (
     Command(
         (), ("fs", "commit-layer"), GROUP, "bring a layer's changes into what it was made from, or none",
         "fsd fs commit-layer --layer-id try-1", "do_fork:commit_layer", identity="either", changes=True,
-        plan=("POST", ONE + "/merges", "merge the layer {layer_id}"), flags=(FS_NAMED, LAYER),
+        plan=("POST", ONE + "/merges", "merge the layer {layer_id}"), flags=(FS_NAMED, LAYER, NO_BARRIER),
     ),
     Command(
         (), ("fs", "delete-layer"), GROUP, "delete a layer with its files",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
-from fsd.cli.context import Context
+from fsd.cli.context import Context, remote_path
 from fsd.cli.output import Document
 from fsd.cli.table import Flag, operand
 from fsd.model.errors import FsdError, NotAuthenticated, Unavailable
@@ -25,7 +25,11 @@ def others(position: int) -> Flag:
 
 
 def paths(args: SimpleNamespace) -> list[str]:
-    return [args.path, *getattr(args, "others", [])]
+    """All of them, as typed. Raises `UsageError` where one is wrong: it is told before anything is done."""
+    asked = [args.path, *getattr(args, "others", [])]
+    for path in asked:
+        remote_path(path)
+    return asked
 
 
 def each(

@@ -11,6 +11,8 @@ from support.cli import Outcome, inside
 from support.server import TestFs
 
 from fsd.cli import modes
+from fsd.client.files import Files
+from fsd.model.errors import Unavailable
 
 CHANGES = (
     *("644", "0755", "4711", "u+x", "+x", "go-w", "a=rX", "a=,u+rw", "u=rwx,g=rx,o=", "g=u", "o+g-x", "u+s"),
@@ -65,6 +67,11 @@ def test_several_paths(shared_fs: TestFs) -> None:
     partly = run(fs, "cat", "/a/x", "/nope", "/b/y", code=5)
     assert partly.out == b"/a/x\n/b/y\n" and "/nope" in partly.err
     run(fs, "cat", "/a/x", "/b/y", "--offset", "1", code=2)
+    for argv in (("cat", "/a/x"), ("mkdir", "/new"), ("chmod", "700", "/a"), ("ls", "/a"), ("stat", "/a")):
+        wrong = run(fs, *argv, "b", code=2)
+        assert "'b'" in wrong.err and wrong.out == b"", "before anything is done"
+    run(fs, "stat", "/new", code=5)
+    assert mode(fs, "/a") == "755"
     assert run(fs, "ls", "/a", "/b", "--output", "text").text == "/a:\nx\n\n/b:\ny\n"
     listed = run(fs, "ls", "/a", "/none", "/b", "/gone", code=5)
     assert [one["path"] for one in listed.json["results"]] == ["/a", "/b"]
@@ -79,7 +86,8 @@ def test_several_paths(shared_fs: TestFs) -> None:
 
     dry = run(fs, "rm", "/a/x", "/nope", "--dry-run", code=5)
     assert dry.json["would_send_request"] is False
-    run(fs, "rm", "/a/x", "b/y", code=2)  # a path that is wrong is told before anything goes
+    assert dry.json["request"]["description"] == "remove /a/x, /nope"
+    run(fs, "rm", "/a/x", "b/y", code=2)
     gone = run(fs, "rm", "-rf", "/a", "/nope", "/b").json
     assert [one["removed"] for one in gone["results"]] == [2, 0, 2] and gone["failed"] == []
     some = run(fs, "rm", "/nope", "/c", "/c/d", code=5).json
@@ -118,9 +126,10 @@ def test_links_in_the_place_of_others(shared_fs: TestFs) -> None:
     assert run(fs, "stat", "/latest").json["target"] == "two"
     run(fs, "ln", "-sf", "two", "/fresh")
     run(fs, "ln", "/one", "/two", code=1)
-    run(fs, "ln", "-f", "/one", "/two", "--dry-run", code=1)
+    assert run(fs, "ln", "-f", "/one", "/two", "--dry-run").json["would_send_request"] is True
     assert run(fs, "cat", "/two").out == b"/two"
-    run(fs, "ln", "-f", "/one", "/two")
+    done = run(fs, "ln", "-f", "/one", "/two").json
+    assert done["action"] == "hardlink" and done["stat"]["path"] == "/two"
     assert run(fs, "cat", "/two").out == b"/one" and run(fs, "stat", "/one").json["nlink"] == 2
     run(fs, "ln", "-f", "/one", "/two", code=1)  # the same file: it stays
     run(fs, "ln", "-f", "/none", "/two", code=5)
@@ -130,6 +139,25 @@ def test_links_in_the_place_of_others(shared_fs: TestFs) -> None:
     run(fs, "mkdir", "/dir")
     run(fs, "ln", "-sf", "one", "/dir", code=1)
     run(fs, "ln", "-f", "/one", "/dir", code=1)
+
+
+def test_a_link_that_cannot_take_the_place_leaves_what_is_there(
+    shared_fs: TestFs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of its two requests fails: the name has never led nowhere, and nothing is left beside it."""
+    fs = shared_fs
+    for name in ("/one", "/two"):
+        run(fs, "cp", "-", f":{name}", stdin=name.encode())
+
+    def refused(*_: object, **__: object) -> None:
+        assert run(fs, "cat", "/two").out == b"/two"
+        raise Unavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "rename", refused)
+        assert "away" in run(fs, "ln", "-f", "/one", "/two", code=1).err
+    assert run(fs, "cat", "/two").out == b"/two"
+    assert [one["name"] for one in run(fs, "ls", "/").json["entries"]] == ["one", "two"]
 
 
 def test_an_archive_is_a_tree(shared_fs: TestFs, tmp_path: Path) -> None:
