@@ -24,6 +24,7 @@ from fsd.model.errors import TooLarge
 from fsd.model.limits import BLOCK, MERGE_BLOCKS_MAX
 from fsd.service.difference import Key, Side, changed_keys
 from fsd.service.mergeanew import made_anew
+from fsd.service.mergeattrs import attributes, ordinary, take
 from fsd.service.mergecheck import faults
 from fsd.service.mergewords import (
     ATTRIBUTES,
@@ -44,7 +45,7 @@ from fsd.service.mergewords import (
     Edit,
     Slot,
 )
-from fsd.service.view import Node, Source, View, decode_xattrs
+from fsd.service.view import Node, Source, View
 
 
 class Plan:
@@ -81,6 +82,7 @@ class Plan:
         self._unplaced: set[int] = set()  # and which get no new one
         self._told: set[int] = set()  # the fork's inodes a clash was told of
         self._going: set[int] = set()  # files of the parent that lose their last name
+        self._joined: list[tuple[Key, int, int]] = []  # what both made: the fork's, the parent's
         self._blocks = 0
         self._gained: dict[int, list[Key]] = defaultdict(list)
         for key in self._keys:
@@ -107,6 +109,8 @@ class Plan:
             self._removed_directories()
             self._kept_by_name()
         self._replaced()
+        for key, ino, number in self._joined:
+            self._both_made(key, ino, number)
         for ino in sorted(self._inos):
             self._inode(ino)
         placed = {slot.new for slot in self.slots.values()}
@@ -189,13 +193,19 @@ class Plan:
             return False
         if self.base.attr(ours) is not None and (node.is_dir or ours in self._inos):
             return False  # the parent moved it here, and the fork has it too: two would be one
-        if self._others.get(ours, ino) != ino and self.base.attr(self._others[ours]) is not None:
+        other = self._others.get(ours, ino)
+        if other != ino and (self.base.attr(other) is not None or not self._alike(now, other)):
             return False
         both_dirs = now.is_dir and node.is_dir
         if not both_dirs and (now.mode != node.mode or not self._same_content(now, self.theirs, node)):
             return False
         self._numbers[ino], self._others[ours] = ours, self._others.get(ours, ino)
         return True
+
+    def _alike(self, now: Attr, other: int) -> bool:
+        """Of two new files of the fork that would be one of the parent: neither's attributes are lost."""
+        attr = self.theirs.attr(other)
+        return attr is not None and attributes(now) == attributes(attr)
 
     def _same_content(self, attr: Attr, side: Side, node: Node) -> bool:
         if (attr.size, attr.parts, attr.target, attr.device) != (
@@ -259,7 +269,10 @@ class Plan:
             return
         if was:
             self._both_removed(key, was)
-        if now and (self._is(now, ours) or (ours and self._same_new(now, ours))):
+        if now and self._is(now, ours):
+            return
+        if now and ours and self._same_new(now, ours):
+            self._joined.append((key, now, ours))
             return
         if now or ours:
             kind = BOTH_ADDED if not was else REMOVED_CHANGED if not ours else CHANGED_REMOVED
@@ -397,11 +410,13 @@ class Plan:
 
     def _is_wanted(self, slot: Slot, node: Node, ino: int) -> bool:
         """Whether a file that would go lives on in the fork, as `ino`, under names the parent removed: then
-        it goes only if nobody changed it (the fork nor its mode) and nobody decided the name."""
+        it goes only if nobody changed it, nor its mode, and nobody decided the name."""
         was, now = self.base.attr(ino), self.theirs.attr(ino)
         if now is None:
             return False
-        if was is None or self._fork_changed(was, now) or _attributes(was) != _attributes(now):
+        if was is None or self._fork_changed(was, now) or attributes(was) != attributes(now):
+            return True
+        if attributes(was) != attributes(node) and slot.new not in self.made:  # else `_replaced` keeps them
             return True
         return not (slot.base and self._same_content(was, self.base, node))
 
@@ -465,9 +480,21 @@ class Plan:
             if len({stat.S_IFMT(one) for one in (was.mode, node.mode, now.mode)}) == 1 and was.ino != now.ino:
                 self._keep_attributes(slot, was, now, node)
 
+    def _both_made(self, key: Key, ino: int, number: int) -> None:
+        """What both made under one name gets the attributes that either side gave it."""
+        now, node = self.theirs.attr(ino), self.view.node(number)
+        if now is None or node is None or number in self._going:
+            return
+        edit = Edit(now)
+        clash = take(edit, ordinary(now), now, node)
+        if clash and self._clash(self.path(key), ATTRIBUTES, 0, number, ino) == OURS:
+            return
+        if edit.fields or edit.xattrs:
+            self.edits[number] = edit
+
     def _keep_attributes(self, slot: Slot, was: Attr, now: Attr, node: Node) -> None:
         edit = Edit(now)
-        clash = _take(edit, was, node, now)
+        clash = take(edit, was, node, now)
         if clash and self._clash(self.path(slot.key), ATTRIBUTES, slot.base, slot.old, now.ino) == THEIRS:
             return
         if edit.fields or edit.xattrs:
@@ -486,7 +513,7 @@ class Plan:
             return  # it comes back whole, or neither kept a name of it
         node = None if number is None else self.view.node(number)
         if node is None:
-            if content or _attributes(was) != _attributes(now):
+            if content or attributes(was) != attributes(now):
                 self._changed_and_removed(ino)
             return
         if content and not self._same_content(now, self.theirs, node):
@@ -532,7 +559,7 @@ class Plan:
                 self.slots[there, key[1]] = Slot(0, number, key, 0)
 
     def _merge_attributes(self, edit: Edit, was: Attr, now: Attr, node: Node) -> None:
-        clash = _take(edit, was, now, node)
+        clash = take(edit, was, now, node)
         ino = was.ino
         if clash and self._clash(self._path_of(ino), ATTRIBUTES, ino, node.ino, ino) == OURS:
             edit.fields, edit.xattrs = {}, {}
@@ -562,28 +589,3 @@ class Plan:
             attr = self.theirs.attr(ino)
             assert attr is not None, "what is made is in the fork"
             yield number, attr
-
-
-def _attributes(attr: Attr) -> tuple[object, ...]:
-    return attr.mode, attr.uid, attr.gid, attr.xattrs
-
-
-def _xattrs(of: Attr | Node) -> dict[bytes, bytes]:
-    return decode_xattrs(of.xattrs) if isinstance(of, Node) else of.xattrs or {}
-
-
-def _take(edit: Edit, was: Attr, one: Attr | Node, other: Attr | Node) -> bool:
-    """Have `edit` bring to `other` what `one` made of the attributes of `was`; whether `other` made something
-    else of one of them."""
-    clash = False
-    for name in ("mode", "uid", "gid"):
-        before, wanted, there = getattr(was, name), getattr(one, name), getattr(other, name)
-        if wanted not in (before, there):
-            clash |= there != before
-            edit.fields[name] = wanted
-    old, new, theirs = _xattrs(was), _xattrs(one), _xattrs(other)
-    for key in sorted(old.keys() | new.keys()):
-        if new.get(key) not in (old.get(key), theirs.get(key)):
-            clash |= theirs.get(key) != old.get(key)
-            edit.xattrs[key] = new.get(key)
-    return clash

@@ -258,6 +258,154 @@ def test_a_link_each_that_both_removed_of_a_file_whose_attributes_the_fork_chang
     )
 
 
+@pytest.mark.parametrize("changed", ["mode", "owner", "xattr"])
+def test_a_link_each_that_both_removed_of_a_file_whose_attributes_the_parent_changed(
+    two: Two, changed: str
+) -> None:
+    """As above, the other way round."""
+    two.does(two.child, lambda mount: mount.link(two.file, two.c, b"link"))
+    assert two.merge() == (MERGED, set())
+    two.does(two.child, lambda mount: mount.unlink(two.c, b"link", two.file, two.head(two.child)))
+
+    def ours(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.parent))
+        if changed == "mode":
+            mount.setattr(two.file, mode=0o600)
+        elif changed == "owner":
+            mount.setattr(two.file, uid=1234)
+        else:
+            mount.setxattr(two.file, b"user.x", b"1")
+
+    two.does(two.parent, ours)
+    for wish in ({}, {"theirs": ("*",)}):
+        assert two.merge(**wish) == (CONFLICTS, {("/c/link", "removed-changed")})
+    assert two.merge(ours=("/c",)) == (NOTHING, set())
+    kept = two.bench.find("/c/link")
+    assert kept.nlink == 1
+    assert {
+        "mode": kept.mode & 0o777 == 0o600,
+        "owner": kept.uid == 1234,
+        "xattr": kept.xattrs == {b"user.x": b"1"},
+    }[changed]
+
+
+def test_a_link_that_the_fork_replaced_has_the_attributes_the_parent_changed(two: Two) -> None:
+    """Each removed another name, but the fork put a file of its own there: what goes has an heir."""
+    two.does(two.child, lambda mount: mount.link(two.file, two.c, b"link"))
+    assert two.merge() == (MERGED, set())
+
+    def theirs(mount: Mount) -> None:
+        mount.unlink(two.c, b"link", two.file, two.head(two.child))
+        mount.file(two.c, b"link", b"anew")
+
+    def ours(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.parent))
+        mount.setattr(two.file, mode=0o600)
+        mount.setxattr(two.file, b"user.x", b"1")
+
+    two.does(two.child, theirs)
+    two.does(two.parent, ours)
+    assert two.merge() == (MERGED, set())
+    found = two.bench.find("/c/link")
+    assert (two.tree()["c/link"], found.mode & 0o777, found.xattrs) == (b"anew", 0o600, {b"user.x": b"1"})
+
+
+Given = dict[str, Any]  # fields of setattr; under "user.…" extended attributes
+
+
+def made(where: int, name: bytes, given: Given, data: bytes | None) -> Callable[[Mount], None]:
+    """Make a directory, or a file of `data`, with these attributes."""
+
+    def change(mount: Mount) -> None:
+        ino = mount.mkdir(where, name) if data is None else mount.file(where, name, data)
+        fields = {key: value for key, value in given.items() if not key.startswith("user.")}
+        mount.setattr(ino, **{"uid": 0, "gid": 0, **fields})
+        for key in given.keys() - fields.keys():
+            mount.setxattr(ino, key.encode(), given[key])
+
+    return change
+
+
+def given_to(two: Two, path: str) -> Given:
+    """What `made` would need for it; without what is ordinary."""
+    attr = on(two.bench, two.parent).find(path)
+    fields = {"mode": attr.mode & 0o7777, "uid": attr.uid, "gid": attr.gid}
+    ordinary = {"mode": 0o755 if attr.is_dir else 0o644, "uid": 0, "gid": 0}
+    found = {key: value for key, value in fields.items() if value != ordinary[key]}
+    return {**found, **{name.decode(): value for name, value in (attr.xattrs or {}).items()}}
+
+
+ONE_SIDE: dict[str, tuple[Given, Given, Given]] = {  # the parent, the fork, what both have then
+    "neither": ({}, {}, {}),
+    "owner of the parent": ({"uid": 1000, "gid": 50}, {}, {"uid": 1000, "gid": 50}),
+    "owner of the fork": ({}, {"uid": 1000, "gid": 50}, {"uid": 1000, "gid": 50}),
+    "xattr of the parent": ({"user.x": b"1"}, {}, {"user.x": b"1"}),
+    "xattr of the fork": ({}, {"user.x": b"1"}, {"user.x": b"1"}),
+    "xattr each": ({"user.x": b"1", "user.z": b""}, {"user.y": b"2", "user.z": b""}, {
+        "user.x": b"1", "user.y": b"2", "user.z": b"",
+    }),
+}  # fmt: skip
+DIRECTORIES: dict[str, tuple[Given, Given, Given]] = {
+    "mode of the parent": ({"mode": 0o700}, {}, {"mode": 0o700}),
+    "mode of the fork": ({}, {"mode": 0o2775}, {"mode": 0o2775}),
+    "mode here, xattr there": ({"mode": 0o700}, {"user.x": b"1"}, {"mode": 0o700, "user.x": b"1"}),
+    "the same": ({"mode": 0o700, "uid": 5}, {"mode": 0o700, "uid": 5}, {"mode": 0o700, "uid": 5}),
+}
+
+
+@pytest.mark.parametrize("data", [None, b"the same"])
+def test_what_both_made_has_the_attributes_that_either_gave_it(two: Two, data: bytes | None) -> None:
+    cases = ONE_SIDE | (DIRECTORIES if data is None else {})
+    for at, (ours, theirs, _) in enumerate(cases.values()):
+        two.does(two.parent, made(ROOT_INO, b"new%d" % at, ours, data))
+        two.does(two.child, made(ROOT_INO, b"new%d" % at, theirs, data))
+    assert two.merge() == (MERGED, set())
+    assert {name: given_to(two, f"/new{at}") for at, name in enumerate(cases)} == {
+        name: both for name, (_, _, both) in cases.items()
+    }
+    assert two.merge() == (NOTHING, set())
+
+
+@pytest.mark.parametrize("data", [None, b"the same"])
+@pytest.mark.parametrize("decided", ["ours", "theirs"])
+def test_what_both_made_with_other_attributes_is_a_conflict(
+    two: Two, data: bytes | None, decided: str
+) -> None:
+    cases: dict[str, tuple[Given, Given]] = {
+        "/uid": ({"uid": 1000}, {"uid": 1001}),
+        "/gid": ({"gid": 1000}, {"gid": 1001}),
+        "/xattr": ({"user.x": b"1"}, {"user.x": b"2"}),
+    }
+    if data is None:
+        cases["/mode"] = ({"mode": 0o700}, {"mode": 0o775})
+    for path, (ours, theirs) in cases.items():
+        two.does(two.parent, made(ROOT_INO, path[1:].encode(), ours, data))
+        two.does(two.child, made(ROOT_INO, path[1:].encode(), theirs, data))
+    assert two.merge() == (CONFLICTS, {(path, "attributes") for path in cases})
+    assert two.merge(**{decided: ("*",)})[0] == (NOTHING if decided == "ours" else MERGED)
+    wanted = {path: pair[decided == "theirs"] for path, pair in cases.items()}
+    assert {path: given_to(two, path) for path in cases} == wanted
+    assert two.merge() == (NOTHING, set())
+
+
+def test_two_new_files_of_the_fork_with_other_attributes_are_not_one_of_the_parent(two: Two) -> None:
+    """The parent made one under two names; the fork's are equal but for an attribute."""
+
+    def ours(mount: Mount) -> None:
+        mount.link(mount.file(ROOT_INO, b"one", b"new"), ROOT_INO, b"two")
+
+    def theirs(mount: Mount) -> None:
+        for name, value in ((b"one", b"1"), (b"two", b"2")):
+            mount.setxattr(mount.file(ROOT_INO, name, b"new"), b"user.x", value)
+
+    two.does(two.parent, ours)
+    two.does(two.child, theirs)
+    assert two.merge() == (CONFLICTS, {("/two", "both-added")})
+    assert two.merge(theirs=("*",)) == (MERGED, set())
+    found = [two.bench.find(path).xattrs for path in ("/one", "/two")]
+    assert found == [{b"user.x": b"1"}, {b"user.x": b"2"}]
+
+
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_what_made_room_for_what_the_parent_moved_elsewhere_has_one_name(two: Two, what: str) -> None:
     """The fork moved it away and another to its name, which the parent moved too: with ours that other is

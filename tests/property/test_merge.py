@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import random
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,10 @@ def expected(base: Shown, ours: Shown, theirs: Shown) -> tuple[Shown, set[str]]:
                 parts.append(m if o == w else o)
             found = tuple(parts)
         elif mine and other and mine[1] is None and other[1] is None:
-            found = mine  # both made the directory
+            # Both made the directory: an ordinary mode gives way.
+            if mine[0] != other[0] and stat.S_IFDIR | 0o755 not in (mine[0], other[0]):
+                conflicts.add(path)
+            found = other if mine[0] == stat.S_IFDIR | 0o755 else mine
         elif was and mine and mine[1] == was[1] and (not other or (other[1] is None) != (was[1] is None)):
             found = other  # removed or replaced there, only its mode changed here
         else:
@@ -182,6 +186,9 @@ def check_inodes(base: Shown, ours: Shown, theirs: Shown, after: Shown) -> None:
         if ino not in now:
             assert other[ino] == was[ino], "what the fork changed went with its names"
             assert mine[ino][1] == was[ino][1], "what the parent wrote went with its names"
+            names = [path for path, (held, *_) in base.items() if held == ino]
+            replaced = any(path in theirs and theirs[path][0] != ino for path in names)
+            assert replaced or mine[ino] == was[ino], "what the parent made of its mode went with its names"
             continue
         for before, here, there, found in zip(was[ino], mine[ino], other[ino], now[ino]):
             assert before in (here, there) or here == there, "both changed it, and no conflict was told"
