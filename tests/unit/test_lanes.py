@@ -47,10 +47,11 @@ class Lines:
 
 
 class Line:
-    """A connection: `far` is the client's end, `near` the loop's."""
+    """A connection: `far` is the client's end, `near` the loop's. `sent` is there before it is lent."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Lanes, sent: bytes = b"") -> None:
         self.far, self.near = socket.socketpair()
+        self.far.sendall(sent)
         self.near.setblocking(False)
         self.far.settimeout(LONG)
         self.back: Back = queue.SimpleQueue()
@@ -146,9 +147,8 @@ def test_who_asks_nothing_for_a_while_goes_back(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(module, "LANE_IDLE", 0.02)
     lanes = Lanes(Lines(), time.monotonic, 2)
     for left in (b"", b"half"):
-        line = Line(lanes)
+        line = Line(lanes, left)  # later, the lane might have given up already
         made.append(line)
-        line.far.sendall(left)
         assert line.returned() == (left, False)
     lanes.shutdown()
 

@@ -101,7 +101,7 @@ def entries(*names: bytes) -> list[Any]:
         (("blocks", 5, 10, 2), (3, [(10, b"\xc1")])),
         (("blocks", 5, 10, 2), (3, [(10, None)] * 3)),
         (("tree", 1, 10), [(2, entries(b"a"))]),
-        (("tree", 1, 10), [(1, entries(b"a") * (DIR_INLINE_MAX + 1))]),
+        (("tree", 1, 10), [(1, [(b"a", GOOD._replace(xattrs=None), 1)] * (DIR_INLINE_MAX + 1))]),
         (("path", (b"a", b"b")), [*entries(b"a"), *entries(b"a")]),
     ],
 )
@@ -154,7 +154,7 @@ PAGE = (9, ((9, 1, (5,), ((1, b"n"),)),), False, ((4, 1, 2, "somebody", True),),
         *((1, value) for value in (5, ((9, 1, (5,)),), ((-1, 1, (5,), ()),), ((9, 1, (None,), ()),))),
         *((1, ((9, 1, (5,), names),)) for names in (5, (b"n",), ((None, b"n"),), ((1, b"n", 2),))),
         *((3, (row,)) for row in ((4, 1, 2, b"x", True), (4, 1, 2, "x", 1), (-1, 1, 2, "x", True), (4, 1))),
-        *((4, (row,)) for row in ((3, -1), (3, 2**40), (3, None), (None, 10), (3,), 3)),
+        *((4, (row,)) for row in ((3, -1), (3, None), (None, 10), (3,), 3)),
         *((5, value) for value in ((-1, 4), (4,), 5)),
         *((6, value) for value in ((-1, 4), 5)),
     ],
@@ -163,3 +163,11 @@ def test_a_page_of_the_feed_that_cannot_be_is_none(at: int, value: Any) -> None:
     assert messages.read_feed(messages.packb(PAGE)).asks[0].left_ms == 10 < 1000 * DRAIN_MAX
     with pytest.raises(Unavailable):
         messages.read_feed(messages.packb((*PAGE[:at], value, *PAGE[at + 1 :])))
+
+
+@pytest.mark.parametrize("said", [1000 * DRAIN_MAX + 1, 2**40])
+def test_a_barrier_that_a_clock_behind_makes_too_long_costs_no_page(said: float) -> None:
+    """The replica that asked for it and the one that tells of it have clocks of their own."""
+    page = messages.read_feed(messages.packb((*PAGE[:4], ((3, int(said)),), *PAGE[5:])))
+    assert page.asks == ((3, 1000 * DRAIN_MAX),)
+    assert page.changes == PAGE[1]
