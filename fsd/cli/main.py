@@ -15,7 +15,8 @@ from fsd.cli.context import Context, Interrupted, Streams, call
 from fsd.cli.env import Environment, redactor
 from fsd.cli.output import Document, Raw, Result, check_query, error_json, error_text, render, visible
 from fsd.cli.table import Table
-from fsd.model.errors import FsdError, InternalError, NoSpace, NotFound, PosixError, Unsupported, UsageError
+from fsd.host import threads
+from fsd.model.errors import FsdError, NoSpace, NotFound, PosixError, Unsupported, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +109,7 @@ def run(argv: list[str], env: Environment, streams: Streams) -> int:
         error.__cause__ = exc
         return _fail(error, context, format, streams)
     except Exception as exc:  # noqa: BLE001 - the last boundary: told as a defect, with its traceback on --debug
-        error = InternalError(f"{type(exc).__name__}: {exc}", hint="run again with --debug and report it")
+        error = threads.failure(exc, f"{type(exc).__name__}: {exc}", "run again with --debug and report it")
         error.__cause__ = exc
         return _fail(error, context, format, streams)
 

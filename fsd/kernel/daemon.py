@@ -21,6 +21,7 @@ import trio
 
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
+from fsd.host.threads import failure
 from fsd.kernel import beneath, runtime, utab
 from fsd.kernel.automatic import Automatic
 from fsd.kernel.checkpoints import Checkpoints
@@ -42,7 +43,7 @@ from fsd.kernel.stacks import Stacks
 from fsd.kernel.stop import Ending, Stopper, sizes
 from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
-from fsd.model.errors import Busy, FsdError, InternalError, LeaseHeld, LeaseLost, Unavailable
+from fsd.model.errors import Busy, FsdError, LeaseHeld, LeaseLost, Unavailable
 from fsd.model.limits import CACHE_BEHIND
 from fsd.model.names import show
 from fsd.model.words import counted
@@ -86,7 +87,7 @@ def run(options: MountOptions, start: Start) -> NoReturn:
         code = exc.exit_code
     except BaseException as exc:
         log.critical("the daemon broke", exc_info=exc)
-        start.channel.failed(InternalError(f"the daemon broke: {exc!r}", hint="see its log"))
+        start.channel.failed(failure(exc, f"the daemon broke: {exc!r}", "see its log"))
     finally:
         logging.shutdown()
         os._exit(code)
@@ -134,7 +135,7 @@ class Daemon:
                 await self._mount(nursery)
             except (FsdError, OSError) as exc:
                 log.error("mounting failed: %s", exc)
-                error = exc if isinstance(exc, FsdError) else InternalError(f"mounting failed: {exc}")
+                error = exc if isinstance(exc, FsdError) else failure(exc, f"mounting failed: {exc}")
                 # A restart that fails leaves the dead mount, so that nobody writes into the directory below.
                 keep_dead = bool(self.start.restarts) and self.machine is None
                 if not keep_dead:
@@ -557,7 +558,6 @@ class Daemon:
         session = self.machine.volume.session
         how = "clean" if ending.code == 0 else "lost"
         left = tuple(sizes(ending.pending).values())
-
         fence = self.machine.volume.core.fence if ending.code == 0 else 0
 
         def tell() -> None:

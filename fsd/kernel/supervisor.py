@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+from fsd.host import threads
 from fsd.host.files import make_dirs_durable
 from fsd.kernel import fresh, namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
@@ -213,7 +214,7 @@ def _working_directory() -> Path:
 
 def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> dict[str, Any]:
     read_end, write_end = os.pipe()
-    middle = os.fork()
+    middle = _fork()
     if middle == 0:
         _in_child(lambda: _detached(options, place, directory, read_end, write_end))
     os.close(write_end)
@@ -226,6 +227,14 @@ def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: 
             with contextlib.suppress(ProcessLookupError):  # it ended by itself
                 os.kill(pid, signal.SIGTERM)
         raise
+
+
+def _fork() -> int:
+    """`os.fork`. Raises `Unavailable` where a limit leaves no process."""
+    try:
+        return os.fork()
+    except OSError as exc:
+        raise threads.failure(exc, f"no process can be started: {exc.strerror}") from exc
 
 
 def _in_child(body: Callable[[], int]) -> None:
@@ -246,8 +255,13 @@ def _detached(
     options: MountOptions, place: Path, directory: RuntimeDir, read_end: int, write_end: int
 ) -> int:
     os.setsid()
-    if os.fork() != 0:
-        return 0
+    channel = Channel(write_end)
+    try:
+        if _fork() != 0:
+            return 0
+    except FsdError as exc:
+        channel.failed(exc)
+        return exc.exit_code
     os.close(read_end)
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -256,7 +270,6 @@ def _detached(
     )
     for target, source in ((0, null), (1, log), (2, log)):
         os.dup2(source, target)
-    channel = Channel(write_end)
     channel.supervisor(os.getpid())
     return _serve(options, place, directory, channel)
 
@@ -368,7 +381,11 @@ class Supervisor:
         options = self._options
         # Blocked until the daemon has let go of our handler: one that comes between would be lost with it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        pid = os.fork()
+        try:
+            pid = _fork()
+        except FsdError as exc:
+            self._channel.failed(exc)
+            raise
         if pid == 0:
             os.close(write_end)
             # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.

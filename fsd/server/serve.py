@@ -151,7 +151,12 @@ def _close(front: Front, timeout: float) -> None:
     """End worker threads and service. A request that hangs past `timeout` (an object store that does not
     answer) is left behind: nothing it has not finished was acknowledged."""
     closing = threading.Thread(target=front.close, name="close", daemon=True)
-    closing.start()
+    try:
+        closing.start()
+    except RuntimeError as exc:
+        log.warning("%s; ending without a limit of time", exc)
+        front.close()
+        return
     closing.join(timeout)
     if closing.is_alive():
         log.error("a request did not end within %.0f s; leaving it", timeout)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
+from fsd.host import threads
 from fsd.model.errors import Unavailable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_NO_THREADS: Final = "raise the limit of its processes (ulimit -u, the pids limit of its cgroup, TasksMax)"
 
 
 class _Job(NamedTuple):
@@ -78,9 +78,11 @@ class Workers:
             worker.thread.start()
         except RuntimeError as exc:
             if not self._all:
-                raise Unavailable("the server cannot start a thread", hint=_NO_THREADS) from exc
+                raise Unavailable("the server cannot start a thread", hint=threads.RAISE) from exc
             if not self._short:
-                log.warning("%d %s threads and no more: %s; %s", len(self._all), self._name, exc, _NO_THREADS)
+                log.warning(
+                    "%d %s threads and no more: %s; %s", len(self._all), self._name, exc, threads.RAISE
+                )
             self._short = True
             return False
         self._short = False
