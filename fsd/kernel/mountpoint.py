@@ -36,13 +36,14 @@ _pace = threading.Event()  # never set: the time between two tries
 
 class MountEntry(NamedTuple):
     """One line of /proc/self/mountinfo. `device` is "major:minor"; `read_only` as the kernel enforces it, for
-    this place or for the whole filesystem."""
+    this place or for the whole filesystem; `number` is the kernel's for this mount of it at this place."""
 
     device: str
     path: Path
     fstype: str
     source: str
     read_only: bool = False
+    number: int = 0
 
     @property
     def ids(self) -> tuple[str, str] | None:
@@ -67,7 +68,8 @@ def parse_mountinfo(raw: bytes) -> list[MountEntry]:
             continue
         options = b",".join((fields[5], *more[2:3])).split(b",")
         path, fstype, source = (_unescape(raw) for raw in (fields[4], more[0], more[1]))
-        found.append(MountEntry(fields[2].decode(), Path(path), fstype, source, b"ro" in options))
+        device, read_only, number = fields[2].decode(), b"ro" in options, int(fields[0])
+        found.append(MountEntry(device, Path(path), fstype, source, read_only, number))
     return found
 
 

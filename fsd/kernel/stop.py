@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from fsd.kernel import runtime
-from fsd.kernel.mountpoint import detach, mounted_at, places
+from fsd.kernel.mountpoint import detach, list_mounts, mounted_at
 from fsd.kernel.supervisor import stop_signals
 from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
 from fsd.model.names import show
@@ -233,14 +233,17 @@ class Stopper:
         return answer, lambda: self.end(self._ending_of(rest))
 
     async def _detach(self, *, lazy: bool) -> None:
-        """From wherever it is listed: it may have been moved, or bound to other places, which would be left
-        dead. Its own place comes last: where another one is busy, that one still is there."""
+        """From wherever it is listed, as often as it is: it may have been moved, or bound to other places or
+        onto itself, which would be left dead. Its own place comes last: where another one is busy, that one
+        still is there."""
         own, source = self._daemon.place, self._daemon.options.source
 
         def from_all() -> None:
-            for place in [*(path for path in places(source) if path != own), own]:
+            # The last mounted first: one may lie on another, or below it.
+            listed = [entry.path for entry in reversed(list_mounts()) if entry.source == source]
+            for place in sorted(listed, key=lambda path: path == own) or [own]:
                 entry = mounted_at(place)
-                if place == own or (entry is not None and entry.source == source):  # not under another mount
+                if entry is None or entry.source == source:  # not under another mount
                     detach(place, lazy=lazy)
 
         await trio.to_thread.run_sync(from_all, abandon_on_cancel=True)

@@ -163,15 +163,12 @@ def unmount(
     record = directory.find(resolved)
     directory = directory.home(record)
     _step_out(resolved)
-    others = [str(path) for path in mountpoint.places(record.source) if path != resolved]
-    if str(resolved) != record.mountpoint and others:
-        mountpoint.detach(resolved, lazy=lazy)
-        if mountpoint.still_listed(resolved, record.source):
-            raise Busy(f"{resolved} is still listed by the kernel", hint="`fsd unmount --lazy`")
-        at = record.mountpoint if record.mountpoint in others else others[0]
-        return {"status": "unmounted", "still_mounted_at": at}
-    if namespace.is_copy(record):
-        return _unmount_copy(resolved, record, directory, within, say, host, lazy=lazy)
+    listed = [each for each in mountpoint.list_mounts() if each.source == record.source]
+    if entry.source != record.source and any(each.path == resolved for each in listed):
+        raise Busy(f"{resolved} lies under another mount ({entry.source})", hint="unmount that one first")
+    one_of_several = str(resolved) != record.mountpoint and len(listed) > 1
+    if one_of_several or namespace.is_copy(record):
+        return _unmount_one(entry, record, directory, within, say, host, lazy=lazy)
     remains.free(record.pid, resolved, record.source)
     try:
         answer = request(
@@ -195,8 +192,8 @@ def unmount(
     return _judged(answer, f"{resolved} is unmounted, but not everything was sent")
 
 
-def _unmount_copy(
-    place: Path,
+def _unmount_one(
+    entry: mountpoint.MountEntry,
     record: Record,
     directory: RuntimeDir,
     within: float | None,
@@ -205,13 +202,17 @@ def _unmount_copy(
     *,
     lazy: bool,
 ) -> dict[str, Any]:
-    """Detach this namespace's copy. Where the two share their mounts that was the mount itself: then until
-    its daemon has sent the rest and ended."""
+    """Detach `entry` alone: a place the mount was bound to, which may lie on another of it at the same path,
+    or this namespace's copy. Where it was the last (two namespaces share their mounts, one bound place took
+    the others along): then until the daemon has sent the rest and ended."""
+    place = entry.path
     mountpoint.detach(place, lazy=lazy)
-    if mountpoint.still_listed(place, record.source):
+    if any(each.number == entry.number and each.path == place for each in mountpoint.list_mounts()):
         raise Busy(f"{place} is still listed by the kernel", hint="`fsd unmount --lazy`")
-    if namespace.goes_on(record):
-        return {"status": "unmounted", "still_mounted_at": record.mountpoint}
+    rest = [str(path) for path in mountpoint.places(record.source)]
+    if rest or namespace.goes_on(record):
+        at = record.mountpoint if not rest or record.mountpoint in rest else rest[0]
+        return {"status": "unmounted", "still_mounted_at": at}
     _wait_gone(directory, record, host, within, say)
     ended = directory.read(record.mount_id).ended or {"status": "not_drained"}
     return _judged({"status": "unmounted", **ended}, f"{place} is unmounted, but not everything was sent")
@@ -242,7 +243,9 @@ def _step_out(place: Path) -> None:
 
 def _unmount_dead(place: Path, record: Record) -> dict[str, Any]:
     """The daemon is dead: detach what it left. Nobody knows what is pending, so this is no success."""
-    mountpoint.detach(place, lazy=True)
+    for each in reversed(mountpoint.list_mounts()):
+        if each.path == place and each.source == record.source:
+            mountpoint.detach(place, lazy=True)
     raise NotDrained(
         f"{place} was dead (its daemon is gone) and is detached now; what it had not sent is in "
         f"{record.state_dir}",

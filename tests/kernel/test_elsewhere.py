@@ -129,6 +129,65 @@ def test_an_unmount_leaves_no_dead_places(private: Tiny) -> None:
     assert places(record.source) == []
 
 
+def test_a_place_bound_twice_is_unmounted_twice(private: Tiny) -> None:
+    """One bound place lies on another: umount(8) of either had done it, and said that it was busy."""
+    assert private.start().returncode == 0
+    record, bound = private.record(), made(private.base, "bound")
+    for name in ("one", "two"):
+        (private.place / name).mkdir()
+        (private.place / name / name).touch()
+        run("mount", "--bind", private.place / name, bound)
+    left = {"status": "unmounted", "still_mounted_at": str(private.place)}
+    assert unmount.unmount(bound, private.directory, 30, say, Host()) == left
+    assert os.listdir(bound) == ["one"]
+    run("umount", "-i", private.place)
+    run("mount", "--bind", bound, bound)
+    left["still_mounted_at"] = str(bound)
+    assert unmount.unmount(bound, private.directory, 30, say, Host()) == left
+    assert os.listdir(bound) == ["one"]
+    assert unmount.unmount(bound, private.directory, 30, say, Host())["status"] == "unmounted"
+    assert places(record.source) == [] and os.listdir(bound) == []
+    assert not private.directory.alive(record.mount_id)
+
+
+@pytest.mark.parametrize("how", ["unmount", "stop", "dead"])
+def test_a_mount_bound_onto_itself_ends_as_a_whole(private: Tiny, how: str) -> None:
+    """As container runtimes do, to make it shared; with places bound in it below and on one another."""
+    assert private.start().returncode == 0
+    record, sub = private.record(), private.place / "sub"
+    (sub / "below").mkdir(parents=True)
+    run("mount", "--bind", private.place, private.place)
+    run("mount", "--bind", sub, sub)
+    run("mount", "--bind", sub, sub)
+    run("mount", "--bind", sub, sub / "below")
+    if how == "unmount":
+        assert unmount.unmount(private.place, private.directory, 30, say, Host())["status"] == "unmounted"
+    elif how == "stop":
+        os.kill(record.pid, signal.SIGTERM)
+    else:
+        for pid in (record.supervisor_pid, record.pid):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not private.directory.alive(record.mount_id), 30, "its end")
+    if how == "dead":
+        with pytest.raises(NotDrained, match="was dead"):
+            unmount.unmount(private.place, private.directory, 30, say, Host())
+    assert places(record.source) == []
+    assert os.listdir(private.place) == []
+
+
+def test_a_mount_under_another_is_not_unmounted_in_its_stead(private: Tiny) -> None:
+    assert private.start().returncode == 0
+    run("mount", "-t", "tmpfs", "none", private.place)
+    with pytest.raises(Busy, match=r"lies under another mount \(none\)"):
+        unmount.unmount(private.place, private.directory, 30, say, Host())
+    on_top = mounted_at(private.place)
+    assert on_top is not None
+    assert on_top.fstype == "tmpfs"
+    run("umount", private.place)
+    (private.place / "f").touch()
+    assert unmount.unmount(private.place, private.directory, 30, say, Host())["status"] == "unmounted"
+
+
 @pytest.mark.long  # the session's end is waited for five seconds
 def test_an_unmount_takes_nothing_off_that_is_not_its_own(private: Tiny) -> None:
     assert private.start().returncode == 0
