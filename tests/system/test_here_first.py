@@ -85,12 +85,13 @@ def test_what_cannot_be_sent_stops_them_and_is_named(server: Server, tmp_path: P
             assert done.status == 200
             wait_for(lambda: "is disabled" in (box.status()["reason"] or ""), 60, "the refusal to be told")
             file.write("two\n")
-        for argv in (["fork"], ["undelete", "/known"], ["merge", "fs_" + "a" * 20]):
+        for argv in (["fork"], ["undelete", "/known"], ["merge", "fs_" + "a" * 20], ["fs", "create-layer"]):
             refused = box.fsd(*argv, check=False)
             assert refused.returncode == 6, (argv, refused.stderr)
             assert os.fspath(box.mountpoint) in refused.stderr and "--no-barrier" in refused.stderr
         looked = box.fsd("checkpoint", "diff", made, "--output", "json")
         assert "not looked at" in looked.stderr
         assert box.fsd("fork", "--no-barrier").returncode == 0
+        assert box.fsd("fs", "create-layer", "--no-barrier").returncode == 0
     finally:
         box.close()
