@@ -36,14 +36,13 @@ _pace = threading.Event()  # never set: the time between two tries
 
 class MountEntry(NamedTuple):
     """One line of /proc/self/mountinfo. `device` is "major:minor"; `read_only` as the kernel enforces it, for
-    this place or for the whole filesystem; `number` is the kernel's for this mount of it at this place."""
+    this place or for the whole filesystem."""
 
     device: str
     path: Path
     fstype: str
     source: str
     read_only: bool = False
-    number: int = 0
 
     @property
     def ids(self) -> tuple[str, str] | None:
@@ -68,8 +67,7 @@ def parse_mountinfo(raw: bytes) -> list[MountEntry]:
             continue
         options = b",".join((fields[5], *more[2:3])).split(b",")
         path, fstype, source = (_unescape(raw) for raw in (fields[4], more[0], more[1]))
-        device, read_only, number = fields[2].decode(), b"ro" in options, int(fields[0])
-        found.append(MountEntry(device, Path(path), fstype, source, read_only, number))
+        found.append(MountEntry(fields[2].decode(), Path(path), fstype, source, b"ro" in options))
     return found
 
 
@@ -86,7 +84,12 @@ def mounted_at(path: Path) -> MountEntry | None:
 
 
 def still_listed(path: Path, source: str) -> bool:
-    return any(entry.path == path and entry.source == source for entry in list_mounts())
+    return count_at(path, source) > 0
+
+
+def count_at(path: Path, source: str) -> int:
+    """How often `source` is listed at `path`: more than once where it was bound onto itself."""
+    return sum(entry.path == path and entry.source == source for entry in list_mounts())
 
 
 def places(source: str) -> list[Path]:

@@ -206,8 +206,10 @@ def _unmount_one(
     or this namespace's copy. Where it was the last (two namespaces share their mounts, one bound place took
     the others along): then until the daemon has sent the rest and ended."""
     place = entry.path
+    # Which of several at one path is on top the order of the table does not tell: they are counted.
+    before = mountpoint.count_at(place, entry.source)
     mountpoint.detach(place, lazy=lazy)
-    if any(each.number == entry.number and each.path == place for each in mountpoint.list_mounts()):
+    if mountpoint.count_at(place, entry.source) >= max(before, 1):
         raise Busy(f"{place} is still listed by the kernel", hint="`fsd unmount --lazy`")
     rest = [str(path) for path in mountpoint.places(record.source)]
     if rest or namespace.goes_on(record):
