@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,20 @@ def allocate(fd: int, at: int, size: int) -> None:
     except OSError:
         os.ftruncate(fd, before)
         raise
+
+
+def no_space(exc: OSError, log: Path) -> NoSpace:
+    """That the log in a state directory cannot grow: the disk is full, or this process's files may not."""
+    if exc.errno == errno.EFBIG:
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return NoSpace(
+            f"the log under {log} may not grow: this process may write {most} bytes a file",
+            hint="raise RLIMIT_FSIZE (`ulimit -f`) where `fsd mount` is called, and mount again",
+        )
+    return NoSpace(
+        f"the disk under the state directory {log} is full",
+        hint=f"free space under {log}; what is written goes on being sent",
+    )
 
 
 def fsync_dir(path: Path) -> None:

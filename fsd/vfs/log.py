@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from fsd.host.crc import crc32
-from fsd.host.files import allocate, fsync_dir, write_durable
+from fsd.host.files import allocate, fsync_dir, no_space, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import LOG_KEPT, LOG_LAZY, MIB, SEGMENT
@@ -415,18 +414,7 @@ class Log:
         return True
 
     def _no_space(self, exc: OSError) -> Exception:
-        if exc.errno == errno.EFBIG:
-            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            return NoSpace(
-                f"the log under {self._dir} may not grow: this process may write {most} bytes a file",
-                hint="raise RLIMIT_FSIZE (`ulimit -f`) where `fsd mount` is called, and mount again",
-            )
-        if exc.errno in FULL:
-            return NoSpace(
-                f"the disk under the state directory {self._dir} is full",
-                hint=f"free space under {self._dir}; what is written goes on being sent",
-            )
-        return exc
+        return no_space(exc, self._dir) if exc.errno in FULL else exc
 
     # reading, syncing, freeing -----------------------------------------------------------------------
     def read(self, pos: int, length: int) -> bytes:
