@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
 SILENCE: Final = 30.0  # a daemon at work says something every second
 BARRIER: Final = 300.0  # as long as a journal's append waits
+LOOK: Final = 30.0  # as long a command that only looks waits for what is sent first
 SHOWN: Final = 10.0  # mounts hear of a commit within a second
 
 
@@ -63,7 +64,7 @@ def _way_round(context: Context) -> str:
 def sent_if_it_can_be(context: Context, file_system_id: str) -> None:
     """Before a command that only looks: the same, but what cannot be sent is told, and no reason to fail."""
     try:
-        barrier(context, file_system_id)
+        barrier(context, file_system_id, LOOK)
     except NotDrained as exc:
         context.say(f"fsd: not looked at: what is not sent yet; {exc.message}")
 

@@ -178,8 +178,9 @@ class _Work:
                 "remote": self.remote,
                 "label": self.label,
                 "temporary": self.temporary,
-                "base": {below: tuple(one) for below, one in self.base.items()},
-                "moved": self.moved,
+                # Copies: a job that an interruption left alone may still add to them.
+                "base": {below: tuple(one) for below, one in list(self.base.items())},
+                "moved": dict(self.moved),
             },
             use_bin_type=True,
         )
