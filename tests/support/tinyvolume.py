@@ -299,7 +299,7 @@ class TinyVolume:
         self.silent = silent
 
     def status(self) -> dict[str, Any]:
-        return {"tiny": True, "refused": self.refused}
+        return {"tiny": True, "refused": self.refused, "fs_seq": self.feed_seq}
 
     def pending(self) -> Pending:
         return Pending(self.refused + self.stuck, 0, 0, 0.0, b"", "")
