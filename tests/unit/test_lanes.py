@@ -158,18 +158,22 @@ def test_few_wait_long_and_many_give_their_places_back(
 ) -> None:
     """So that those who commit now and then do not keep the lanes from those who always do."""
     monkeypatch.setattr(module, "LANE_IDLE_FULL", LONG)
-    lanes = Lanes(Lines(), time.monotonic, 4)
-    made += [Line(lanes) for _ in range(2)]
-    assert [line.ask(b"a\n") for line in made] == [b"A\ntoday"] * 2
-    assert (lanes.idle(), [line.waits_for() for line in made]) == (LANE_IDLE, [LANE_IDLE] * 2)
+    lines = Lines()
+    lanes = Lanes(lines, time.monotonic, 2)
     made.append(Line(lanes))
-    assert made[2].ask(b"a\n") == b"A\ntoday"
-    assert (lanes.idle(), made[2].waits_for()) == (LONG, LONG)
+    assert made[0].ask(b"a\n") == b"A\ntoday"
+    assert (lanes.idle(), made[0].waits_for()) == (LANE_IDLE, LANE_IDLE)
+    made[0].far.sendall(b"wait\n")
+    assert lines.began.wait(LONG)
+    made.append(Line(lanes))
+    assert lanes.idle() == LONG
+    wait_for(lambda: made[1].waits_for() == LONG, LONG, "the second lane to wait for a request")
     monkeypatch.setattr(module, "LANE_IDLE_FULL", 0.02)
-    assert made[0].ask(b"b\n") == b"B\ntoday"  # from its next request on it knows that there are many
-    assert made[0].returned() == (b"", False)
-    assert made[2].ask(b"c\n") == b"C\ntoday"  # there are few again
-    wait_for(lambda: made[2].waits_for() == LANE_IDLE, LONG, "the lane to wait longer")
+    lines.go.set()
+    assert made[0].far.recv(1 << 20) == b"WAIT\ntoday"
+    assert made[0].returned() == (b"", False)  # from its next request on it knows that there are many
+    assert made[1].ask(b"c\n") == b"C\ntoday"  # there are few again
+    wait_for(lambda: made[1].waits_for() == LANE_IDLE, LONG, "the lane to wait longer")
     assert LANE_IDLE_FULL < LANE_IDLE
     lanes.shutdown()
 
