@@ -43,17 +43,23 @@ def fork(context: Context, args: SimpleNamespace) -> Document:
 def merge(context: Context, args: SimpleNamespace) -> Document:
     forks = _merging(context, args)
     if not args.no_barrier:
-        _both_sent(context, forks, args.fork)
+        known = {one["file_system_id"]: one["origin_id"] for one in forks.below()}
+        _both_sent(context, args.fork, known.get(args.fork, forks.file_system_id))
     answer = forks.merge(args.fork, ours=args.ours, theirs=args.theirs, dry_run=args.dry_run)
-    if answer["status"] == "merged":
-        local.seen(context, forks.file_system_id, answer["fs_seq"])
+    _merge_seen(context, answer)
     return _merged(answer)
 
 
-def _both_sent(context: Context, forks: Forks, fork: str) -> None:
-    """What mounts here hold, of either side, is part of the merge, and of a look at what it would do."""
-    for side in (fork, forks.file_system_id):
+def _both_sent(context: Context, fork: str, parent: str) -> None:
+    """What mounts here hold, of either side, is part of the merge, and of a look at what it would do. (The
+    parent may itself be a fork of the filesystem whose token is used.)"""
+    for side in (fork, parent):
         local.barrier(context, side, undone="nothing was merged")
+
+
+def _merge_seen(context: Context, answer: JsonObject) -> None:
+    if answer["status"] == "merged":
+        local.seen(context, answer["file_system_id"], answer["fs_seq"])
 
 
 def _merging(context: Context, args: SimpleNamespace) -> Forks:
@@ -257,10 +263,9 @@ def commit_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
     if not args.no_barrier:
-        _both_sent(context, forks, one["file_system_id"])
+        _both_sent(context, one["file_system_id"], one["origin_id"])
     answer = forks.merge(one["file_system_id"])
-    if answer["status"] == "merged":
-        local.seen(context, answer["file_system_id"], answer["fs_seq"])
+    _merge_seen(context, answer)
     document = _merged(answer)
     status = {"merged": "committed"}.get(document.value["status"], document.value["status"])
     value = {**document.value, "status": status, "layer_id": _id_of(one)}

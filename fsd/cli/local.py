@@ -3,6 +3,7 @@ before a command that is about it, and what a command had the service change is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ MOUNTINFO: Final = Path("/proc/self/mountinfo")
 SILENCE: Final = 30.0  # a daemon at work says something every second
 BARRIER: Final = 300.0  # as long as a journal's append waits
 LOOK: Final = 30.0  # as long a command that only looks waits for what is sent first
+AT_LEAST: Final = 1.0
 SHOWN: Final = 10.0  # mounts hear of a commit within a second
 
 
@@ -42,19 +44,31 @@ def barrier(
     context: Context, file_system_id: str, timeout: float = BARRIER, *, undone: str = "nothing was done"
 ) -> bool:
     """Everything written so far through the mounts of the filesystem here is committed; False when there are
-    none. Raises `NotDrained` naming the mount, and saying what was left `undone`."""
+    none. Raises `NotDrained` naming the mount, and saying what was left `undone`. `timeout`: in all."""
     found = mounts_here(context, file_system_id)
-    for record in found:
-        from fsd.kernel import unmount
-
-        try:
-            unmount.barrier(record, timeout)
-        except FsdError as exc:
-            raise NotDrained(
-                f"the mount at {record.mountpoint} could not send everything written before: {exc.message}",
-                hint=f"{undone}; see `fsd status {record.mountpoint}`{_way_round(context)}",
-            ) from exc
+    for record, within in _shared(context, found, timeout):
+        _send(record, within, f"{undone}; see `fsd status {record.mountpoint}`{_way_round(context)}")
     return bool(found)
+
+
+def _shared(context: Context, records: list[Record], timeout: float) -> Iterator[tuple[Record, float]]:
+    """Each with what is left of the time, and a moment where nothing is: one that has nothing to send says
+    so, however long another took."""
+    end = context.host.monotonic() + timeout
+    for record in records:
+        yield record, max(min(timeout, AT_LEAST), end - context.host.monotonic())
+
+
+def _send(record: Record, within: float, hint: str) -> None:
+    from fsd.kernel import unmount
+
+    try:
+        unmount.barrier(record, within)
+    except FsdError as exc:
+        raise NotDrained(
+            f"the mount at {record.mountpoint} could not send everything written before: {exc.message}",
+            hint=hint,
+        ) from exc
 
 
 def _way_round(context: Context) -> str:
@@ -63,10 +77,11 @@ def _way_round(context: Context) -> str:
 
 def sent_if_it_can_be(context: Context, file_system_id: str) -> None:
     """Before a command that only looks: the same, but what cannot be sent is told, and no reason to fail."""
-    try:
-        barrier(context, file_system_id, LOOK)
-    except NotDrained as exc:
-        context.say(f"fsd: not looked at: what is not sent yet; {exc.message}")
+    for record, within in _shared(context, mounts_here(context, file_system_id), LOOK):
+        try:
+            _send(record, within, "")
+        except NotDrained as exc:
+            context.say(f"fsd: not looked at: what is not sent yet; {exc.message}")
 
 
 def seen(context: Context, file_system_id: str, seq: int) -> None:

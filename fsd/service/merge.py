@@ -168,7 +168,7 @@ class Merges:
         now = self._host.wall_ns()
         held = [lease for lease in load(tx, parent.id) if lease.kind == WRITER and lease.binds(now)]
         if held:
-            Guard(tx, parent.id, plan.view, held).check_places(*plan.places())
+            Guard(tx, parent.id, plan.view, held).check_places(*_places(plan))
 
     def _rebase(self, tx: Tx, fork: FsRef, base: _Base) -> None:
         """The fork's changes are counted from its present state."""
@@ -245,6 +245,21 @@ def _matches(path: str, pattern: str) -> bool:
     if not pattern.startswith("/"):
         pattern = "*/" + pattern
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern.rstrip("/") + "/*")
+
+
+def _places(plan: Plan) -> tuple[set[int], set[int]]:
+    """Where the parent changes: directories in or of which something does, files that change in place.
+    What is made lies somewhere below a directory that is there already."""
+    directories = {parent for parent, _ in plan.slots}
+    old, new = ({getattr(slot, side) for slot in plan.slots.values()} for side in ("old", "new"))
+    files: set[int] = set()
+    for ino in (old | new | plan.edits.keys()) - {0}:
+        node = plan.view.node(ino)
+        if node is not None and node.is_dir:
+            directories.add(ino)
+        elif node is not None and (ino in new or ino in plan.edits):
+            files.add(ino)
+    return directories - plan.made.keys(), files
 
 
 def _anything(plan: Plan) -> bool:

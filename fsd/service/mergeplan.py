@@ -392,7 +392,8 @@ class Plan:
                     self._undecidable(slot.key, REMOVED_CHANGED, slot.base, slot.old, slot.base)
                 continue
             was = self.base.attr(slot.base) if slot.base else None
-            if was is None or self._same_content(was, self.base, node) or self._same_as_new(slot, node):
+            same = was is None or self._same_content(was, self.base, node) or self._same_as_new(slot, node)
+            if same and not self._loses_attributes(slot, node):
                 continue
             kind = BOTH_CHANGED if slot.new else CHANGED_REMOVED
             now = self._after.get(slot.key, 0)
@@ -448,12 +449,18 @@ class Plan:
             counts[parent] = counts.get(parent, 0) + (slot.new != 0) - (slot.old != 0)
         kept: set[int] = set()
         for at, slot in going:
-            if not counts.get(slot.old, 0):
+            node, filled = self.view.node(slot.old), counts.get(slot.old, 0)
+            assert node is not None, "it is one of the parent's"
+            if not filled and not self._loses_attributes(slot, node):
                 continue
             if slot.old not in kept:
-                decided = self._clash(self.path(slot.key), FILLED_REMOVED, slot.base, slot.old, slot.new)
+                kind = FILLED_REMOVED if filled else BOTH_CHANGED if slot.new else CHANGED_REMOVED
+                told = self.path(slot.key), kind, slot.base, slot.old, self._after.get(slot.key, 0)
+                decided = self._clash(*told)
+                if decided == THEIRS and not filled:
+                    continue
                 if decided == THEIRS:
-                    self._undecidable(slot.key, FILLED_REMOVED, slot.base, slot.old, slot.new)
+                    self._undecidable(slot.key, *told[1:])
             self._keep(at, slot)
             kept.add(at[0])
             counts[at[0]] = counts.get(at[0], 0) + (slot.new == 0)
@@ -474,11 +481,25 @@ class Plan:
         placed = {slot.new for slot in self.slots.values()}
         for slot in self.slots.values():
             was, node = self.base.attr(slot.base) if slot.base else None, self.view.node(slot.old)
-            now = self.theirs.attr(self.made[slot.new]) if slot.new in self.made else None
-            if was is None or node is None or now is None or slot.old in placed:
+            if was is None or node is None or slot.old in placed:
                 continue
-            if len({stat.S_IFMT(one) for one in (was.mode, node.mode, now.mode)}) == 1 and was.ino != now.ino:
+            now = self._heir(slot, was, node)
+            if now is not None:
                 self._keep_attributes(slot, was, now, node)
+
+    def _heir(self, slot: Slot, was: Attr, node: Node) -> Attr | None:
+        """What the fork made anew in the place of something of its type."""
+        now = self.theirs.attr(self.made[slot.new]) if slot.new in self.made else None
+        if now is None or was.ino == now.ino:
+            return None
+        return now if len({stat.S_IFMT(one) for one in (was.mode, node.mode, now.mode)}) == 1 else None
+
+    def _loses_attributes(self, slot: Slot, node: Node) -> bool:
+        """Whether what the parent made of mode, owner, group or xattrs of what goes would go with it."""
+        was = self.base.attr(slot.base) if slot.base else None
+        if was is None or attributes(was) == attributes(node):
+            return False
+        return self._heir(slot, was, node) is None
 
     def _both_made(self, key: Key, ino: int, number: int) -> None:
         """What both made under one name gets the attributes that either side gave it."""
@@ -568,20 +589,6 @@ class Plan:
             edit.fields["mtime"] = now.mtime
 
     # -- what comes of it ----------------------------------------------------------------------------
-
-    def places(self) -> tuple[set[int], set[int]]:
-        """Where the parent changes: directories in or of which something does, files that change in place.
-        What is made lies somewhere below a directory that is there already."""
-        directories = {parent for parent, _ in self.slots}
-        old, new = ({getattr(slot, side) for slot in self.slots.values()} for side in ("old", "new"))
-        files: set[int] = set()
-        for ino in (old | new | self.edits.keys()) - {0}:
-            node = self.view.node(ino)
-            if node is not None and node.is_dir:
-                directories.add(ino)
-            elif node is not None and (ino in new or ino in self.edits):
-                files.add(ino)
-        return directories - self.made.keys(), files
 
     def new_inodes(self) -> Iterator[tuple[int, Attr]]:
         """Numbers of the parent's and the fork's inodes that are made under them."""

@@ -289,6 +289,67 @@ def test_a_link_each_that_both_removed_of_a_file_whose_attributes_the_parent_cha
     }[changed]
 
 
+@pytest.mark.parametrize("changed", ["mode", "owner", "group", "xattr"])
+@pytest.mark.parametrize("what", ["file", "directory", "link over it", "another type"])
+def test_what_the_fork_removed_and_the_parent_gave_attributes_is_told(
+    two: Two, changed: str, what: str
+) -> None:
+    """A change of the parent's that nothing has afterwards: as with a change of content."""
+    path, ino = ("/b", two.b) if what == "directory" else ("/a/file", two.file)
+
+    def theirs(mount: Mount) -> None:
+        head = two.head(two.child)
+        if what == "directory":
+            mount.rmdir(ROOT_INO, b"b", two.b)
+        elif what == "file":
+            mount.unlink(two.a, b"file", two.file, head)
+        elif what == "link over it":
+            mount.rename(ROOT_INO, b"loose", two.loose, two.a, b"file", two.file, head)
+        else:
+            mount.unlink(two.a, b"file", two.file, head)
+            mount.mkdir(two.a, b"file")
+
+    def ours(mount: Mount) -> None:
+        if changed == "xattr":
+            mount.setxattr(ino, b"user.x", b"1")
+        else:
+            mount.setattr(ino, **{"mode": {"mode": 0o711}, "owner": {"uid": 9}, "group": {"gid": 9}}[changed])
+
+    two.does(two.child, theirs)
+    before = on(two.bench, two.parent).tree()
+    two.does(two.parent, ours)
+    kind = "changed-removed" if what in ("file", "directory") else "both-changed"
+    assert two.merge() == (CONFLICTS, {(path, kind)})
+    if what == "link over it":
+        assert two.merge(theirs=("*",)) == (MERGED, set()), "loose has the place"
+        assert two.tree()["a/file"] == b"loose" and "loose" not in two.tree()
+        return
+    kept = on(two.bench, two.parent).find(path)
+    assert two.merge(ours=(path,))[0] in (MERGED, NOTHING)
+    assert two.tree() == before and two.bench.find(path)._replace(ctime=0) == kept._replace(ctime=0)
+
+
+@pytest.mark.parametrize("decided", ["ours", "theirs"])
+def test_a_directory_whose_mode_the_parent_changed_stays_with_what_it_is_in(two: Two, decided: str) -> None:
+    """The fork removed the tree it is in: one conflict, told at that one, and one answer is enough."""
+    made: list[int] = []
+    two.does(two.child, lambda mount: made.append(mount.mkdir(two.a, b"inner")))
+    assert two.merge() == (MERGED, set())
+
+    def theirs(mount: Mount) -> None:
+        mount.unlink(two.a, b"file", two.file, two.head(two.child))
+        mount.rmdir(two.a, b"inner", made[0])
+        mount.rmdir(ROOT_INO, b"a", two.a)
+
+    two.does(two.child, theirs)
+    two.does(two.parent, lambda mount: mount.setattr(made[0], mode=0o700))
+    assert two.merge() == (CONFLICTS, {("/a/inner", "changed-removed")})
+    assert two.merge(**{decided: ("/a/inner",)}) == (MERGED, set())
+    kept = {"a": None, "a/inner": None} if decided == "ours" else {}
+    assert two.tree() == {**kept, "b": None, "c": None, "loose": b"loose"}
+    assert not kept or two.bench.find("/a/inner").mode & 0o777 == 0o700
+
+
 def test_a_link_that_the_fork_replaced_has_the_attributes_the_parent_changed(two: Two) -> None:
     """Each removed another name, but the fork put a file of its own there: what goes has an heir."""
     two.does(two.child, lambda mount: mount.link(two.file, two.c, b"link"))

@@ -127,8 +127,6 @@ def expected(base: Shown, ours: Shown, theirs: Shown) -> tuple[Shown, set[str]]:
             if mine[0] != other[0] and stat.S_IFDIR | 0o755 not in (mine[0], other[0]):
                 conflicts.add(path)
             found = other if mine[0] == stat.S_IFDIR | 0o755 else mine
-        elif was and mine and mine[1] == was[1] and (not other or (other[1] is None) != (was[1] is None)):
-            found = other  # removed or replaced there, only its mode changed here
         else:
             conflicts.add(path)
             found = mine
@@ -182,6 +180,9 @@ def check_inodes(base: Shown, ours: Shown, theirs: Shown, after: Shown) -> None:
     """Nobody decided anything: of an inode that all three have is there what one side made of it. Names of a
     file may go on either side, and the file with the last one, but not with a change."""
     was, mine, other, now = map(by_inode, (base, ours, theirs, after))
+    for ino in (was.keys() & mine.keys()) - other.keys() - now.keys():
+        names = [path for path, (held, *_) in base.items() if held == ino]
+        assert mine[ino] == was[ino] or any(path in theirs for path in names), "a change went without a word"
     for ino in was.keys() & mine.keys() & other.keys():
         if ino not in now:
             assert other[ino] == was[ino], "what the fork changed went with its names"

@@ -67,6 +67,32 @@ def test_a_fork_and_its_merge_hold_what_both_mounts_hold(here: Sandbox, tmp_path
         there.close()
 
 
+def test_a_merge_into_a_fork_sends_what_that_one_holds(here: Sandbox, tmp_path: Path) -> None:
+    """With the token of what both were made from: its own mounts have no part in it."""
+    (here.mountpoint / "plan").write_text("one\n")
+    boxes = []
+    try:
+        made = here.json("fork")
+        for name in ("first", "second"):
+            of = TestFs(here.fs.server, made["file_system_id"], made["fs_token"])
+            boxes.append(Sandbox(tmp_path / name, of))
+            boxes[-1].env["XDG_RUNTIME_DIR"] = here.env["XDG_RUNTIME_DIR"]
+            boxes[-1].mount()
+            if name == "first":
+                made = boxes[0].json("fork")
+        first, second = boxes
+        (second.mountpoint / "plan").write_text("two\n")
+        (first.mountpoint / "plan").write_text("three\n")
+        assert here.fsd("merge", second.fs.id, check=False).returncode == 1, "both wrote it"
+        done = here.fsd("merge", second.fs.id, "--theirs", "/plan", "--output", "json")
+        assert "does not show" not in done.stderr, "no wait for another's commit number"
+        assert (first.mountpoint / "plan").read_text() == "two\n"
+        assert (here.mountpoint / "plan").read_text() == "one\n"
+    finally:
+        for box in boxes:
+            box.close()
+
+
 @pytest.mark.long
 def test_what_cannot_be_sent_stops_them_and_is_named(server: Server, tmp_path: Path) -> None:
     """A mount whose token is refused: nothing is made of what lacks its files, unless that is asked for."""
