@@ -158,8 +158,10 @@ def check_server(context: Context, found: Findings) -> bool:
         found.failed("token", exc)
         return False
     found.add("token", OK, f"of {wanted}" if identity.file_system_id else "admin key")
-    http = Http(identity, context.host)
     try:
+        http = Http(identity, context.host)
+        if http.proxy is not None:
+            found.add("proxy", OK, f"{identity.endpoint} is reached through {http.proxy.shown}")
         started = context.host.monotonic()
         reply = http.open("/healthz")
         reply.read(4096)

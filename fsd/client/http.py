@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from fsd.client.atfork import watch
 from fsd.client.identity import Identity
+from fsd.client.tunnelled import Tunnelled
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, PosixError, Unavailable, UsageError, from_body
@@ -45,6 +46,7 @@ from fsd.model.limits import (
 )
 from fsd.model.token import redact
 from fsd.remote.failures import unavailable
+from fsd.remote.proxy import ProxyRefused, proxy_for
 from fsd.wire.strictjson import read_written
 
 T = TypeVar("T")
@@ -195,6 +197,7 @@ class Http:
         self._server = identity.server
         if self._server.tls:
             self._tls = ssl.create_default_context(cafile=self.options.ca_file)
+        self.proxy = proxy_for(self._server)
         watch(self)
 
     def forked(self) -> None:
@@ -309,7 +312,7 @@ class Http:
                 silent = tries is not None and isinstance(exc.__cause__, Silence) and tries.silent()
                 if deadline is None or silent:
                     deadline = self.host.monotonic() + self.options.retry_for
-                hopeless = isinstance(exc.__cause__, ssl.SSLCertVerificationError)
+                hopeless = isinstance(exc.__cause__, (ssl.SSLCertVerificationError, ProxyRefused))
                 late = self.host.monotonic() + delay > deadline
                 if not exc.retryable or hopeless or late or faults >= SERVER_FAULT_TRIES:
                     raise
@@ -502,8 +505,10 @@ class Http:
         timeout = self.options.connect_timeout
         if self._tls is None:
             connection = HTTPConnection(host, port, timeout=timeout, blocksize=CHUNK)
-        else:
+        elif self.proxy is None:
             connection = HTTPSConnection(host, port, timeout=timeout, blocksize=CHUNK, context=self._tls)
+        else:
+            connection = Tunnelled(self._server, self._tls, self.proxy, timeout, self.host.monotonic)
         with self.translated(connection):
             connection.connect()
         sock = _socket_of(connection)

@@ -41,6 +41,7 @@ from fsd.model.token import Token, redact
 from fsd.remote.answers import check_questions, read_answers
 from fsd.remote.api import Health, PreviousSession, SessionInfo, SessionStart
 from fsd.remote.patience import Patience
+from fsd.remote.proxy import proxy_for
 from fsd.remote.resolve import Resolver
 from fsd.remote.sent import SentCommit
 from fsd.remote.transport import Answer, Connection
@@ -88,10 +89,12 @@ class HttpRemote:
     """
 
     def __init__(self, options: RemoteOptions, host: Host) -> None:
-        """Raises `UsageError` for a bad endpoint. Connects to nothing yet."""
+        """Raises `UsageError` for a bad endpoint or proxy. Connects to nothing yet."""
         self._options, self._host = options, host
         self._endpoint = parse_endpoint(options.endpoint, insecure=options.insecure)
-        self._resolver = Resolver(self._endpoint.host, self._endpoint.port)
+        self._proxy = proxy_for(self._endpoint)
+        reached = self._proxy or self._endpoint
+        self._resolver = Resolver(reached.host, reached.port)
         self._context: ssl.SSLContext | None = None
         if self._endpoint.tls:
             self._context = ssl.create_default_context(cafile=options.ca_file)
@@ -527,6 +530,7 @@ class HttpRemote:
             self._context,
             self._host.monotonic,
             self._options.connect_timeout,
+            self._proxy,
         )
         with self._lock:
             if self._closed:

@@ -26,6 +26,7 @@ from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
 from fsd.model.limits import BODY_RATE, ERROR_BODY_MAX, INTERIM_MAX, KIB
 from fsd.remote.failures import unavailable
+from fsd.remote.proxy import Proxy, open_tunnel
 from fsd.remote.resolve import Address, Resolver
 
 _HEAD_MAX: Final = 64 * KIB
@@ -116,8 +117,11 @@ class Connection:
         context: ssl.SSLContext | None,
         monotonic: Callable[[], float],
         connect_timeout: float,
+        proxy: Proxy | None = None,
     ) -> None:
+        """`resolver` knows the proxy, where there is one, else the endpoint."""
         self._endpoint, self._resolver, self._context = endpoint, resolver, context
+        self._proxy = proxy
         self._monotonic, self._connect_timeout = monotonic, connect_timeout
         self._sock: socket.socket | None = None
         self._buffer = bytearray()
@@ -305,10 +309,13 @@ class Connection:
                 raise Unavailable("this client was closed")
             return
         self._resolver.doubt()
+        reached = self._proxy or self._endpoint
         if failed is None:
-            raise Unavailable(f"{self._endpoint.host} has no address")
+            raise Unavailable(f"{reached.host} has no address")
         try:
-            raise unavailable(self._endpoint.shown, failed) from failed
+            # TLS speaks with the server itself, whoever leads there.
+            where = self._endpoint if isinstance(failed, ssl.SSLError) else reached
+            raise unavailable(where.shown, failed) from failed
         finally:
             del failed  # it came through this frame: a circle, as in `HttpRemote._refusal`
 
@@ -319,12 +326,26 @@ class Connection:
             sock.connect(address.sockaddr)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._proxy is not None:
+                open_tunnel(sock, self._proxy, self._endpoint.authority, self._for_connecting(clock))
             if self._context is not None:
                 return self._context.wrap_socket(sock, server_hostname=self._endpoint.host)
         except BaseException:
             sock.close()
             raise
         return sock
+
+    def _for_connecting(self, clock: _Clock) -> Callable[[], float]:
+        """What is left for a connection that is begun now; raises `TimeoutError` when it is over."""
+        end = self._monotonic() + self._connect_timeout
+
+        def left() -> float:
+            seconds = min(clock.left(), end - self._monotonic())
+            if seconds <= 0:
+                raise TimeoutError
+            return seconds
+
+        return left
 
     def _send(self, pieces: Sequence[bytes | memoryview], clock: _Clock) -> bool:
         """Send everything. False when the server stopped reading: it may have answered already."""
