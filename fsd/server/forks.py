@@ -149,6 +149,10 @@ async def merge(request: Request) -> Response:
         fork = service.forks.need_descendant(tx, parent, name)
         return service.forks.origin_of(tx, fork), fork
 
+    began = ctx.host.monotonic()
+    kept = None if dry_run else await _kept(ctx, request, grant, raw)
+    if kept is not None:
+        return send(timed(ctx, kept, began))
     into, fork = await ctx.run(lambda: service.db.read(pair))
     async with ctx.compares:
         began = ctx.host.monotonic()
@@ -190,6 +194,9 @@ async def rollback(request: Request) -> Response:
     only(body, "force")
     name, force = check_fs_name(request.path_params["fork"]), flag(body, "force") or False
     service = ctx.service
+    kept = await _kept(ctx, request, grant, raw)
+    if kept is not None:
+        return send(timed(ctx, kept, ctx.host.monotonic()))
     fork = await ctx.run(lambda: service.db.read(lambda tx: service.forks.need_descendant(tx, origin, name)))
 
     def effect(tx: Tx) -> Answer:
@@ -198,6 +205,12 @@ async def rollback(request: Request) -> Response:
 
     async with ctx.compares:
         return await _change(ctx, request, fork, grant, raw, effect, ctx.host.monotonic())
+
+
+async def _kept(ctx: Context, request: Request, grant: Grant, raw: bytes) -> Answer | None:
+    """The answer to a request that comes again: the fork may be gone by then."""
+    call = idempotent_call(request, grant.token_id, raw)
+    return None if call is None else await ctx.run(lambda: ctx.service.idempotency.kept(call))
 
 
 async def _change(

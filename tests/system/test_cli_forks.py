@@ -111,6 +111,23 @@ def test_an_id_is_taken_whole(shared_server: Server) -> None:
     assert child.ask("GET", "/list/").status == 200
 
 
+def test_a_merge_and_a_rollback_that_come_again_get_their_answers(shared_fs: TestFs) -> None:
+    """Also where the fork was deleted in between."""
+    child = fork_of(shared_fs)
+    assert child.ask("PUT", "/files/a", b"a").status == 200
+    requests = (("/merges", {"fork": child.id}), (f"/forks/{child.id}/rollback", {}))
+    first = [
+        shared_fs.ask("POST", path, body, headers={"Idempotency-Key": path[1:4]}) for path, body in requests
+    ]
+    assert [one.json["status"] for one in first] == ["merged", "nothing"]
+    assert shared_fs.ask("DELETE", f"/forks/{child.id}").status == 200
+    for (path, body), answer in zip(requests, first):
+        again = shared_fs.ask("POST", path, body, headers={"Idempotency-Key": path[1:4]})
+        assert (again.status, again.headers["idempotent-replay"]) == (200, "true")
+        assert {**again.json, "server_ms": 0} == {**answer.json, "server_ms": 0}
+        assert shared_fs.ask("POST", path, body).status == 404
+
+
 def test_a_deletion_that_comes_again_gets_its_answer(shared_server: Server) -> None:
     fs = shared_server.create()
     child = fork_of(fs)
