@@ -85,7 +85,8 @@ class Machine:
         self.loop = loop
         self.io_timeout = io_timeout
         self._runner = Runner(remote, cache, self._deliver)
-        self.at_once = AtOnce(*at_once, self._finish, self._runner.submit) if at_once is not None else None
+        self.at_once = AtOnce(*at_once, self._heard, self._runner.submit) if at_once is not None else None
+        self._rest: Callable[[], None] | None = None  # of an answer whose callers go first
         self._parked: dict[int, Parked] = {}
         self._next_key = 0
         self._stopped = False
@@ -113,6 +114,7 @@ class Machine:
 
     def pump(self) -> None:
         """Hand out what the volume wants done. The loop calls it whenever it runs idle."""
+        self._complete()
         for job in self.volume.jobs():
             if self.at_once is None or not self.at_once.take(job):
                 self._runner.submit(job)
@@ -120,7 +122,27 @@ class Machine:
     def _deliver(self, job: Job, result: object) -> None:
         self.loop.post(partial(self._finish, job, result))
 
+    def _heard(self, job: Job, result: object) -> None:
+        """Of a commit that this thread sent. Who waits for no more than that is answered before anything
+        follows from it: the program is being woken meanwhile. The rest comes before the next request is read,
+        and before anything else is told to the volume."""
+        self._complete()
+        if not self._stopped and self.volume.heard(job, result):
+            self._rest = partial(self._finish, job, result)
+            self.settle()
+        else:
+            self._finish(job, result)
+
+    def _complete(self) -> None:
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            try:
+                rest()
+            except Exception:
+                log.exception("what follows from the answer to a commit failed")
+
     def _finish(self, job: Job, result: object) -> None:
+        self._complete()
         if self._stopped:
             return
         with nullcontext() if isinstance(job, READS) else self._whole():
@@ -150,8 +172,10 @@ class Machine:
         self.beat = now
         if self._stopped:
             return
+        self._complete()
         if self.at_once is not None:
             self.at_once.look()
+            self._complete()
         with self._whole():
             self.volume.tick(now)
         self._after()
@@ -262,6 +286,7 @@ class Machine:
         """No further result reaches the volume; closes it. What is pending stays in its log."""
         if self._stopped:
             return
+        self._complete()
         self._stopped = True
         self._fail(Unavailable("the mount ends"), lambda _: True)
         self._runner.stop()

@@ -126,7 +126,7 @@ class Commits:
         meanwhile), and what the database raises."""
         work = self._work(fs, commit)
         folding = _Folding(self._packs, fs, commit.blobs)
-        frees = bool(commit.ops) and all(op.kind in REMOVALS for op in commit.ops)
+        frees = bool(work.ops) and all(op.kind in REMOVALS for op in work.ops)
 
         def run(tx: Tx) -> tuple[CommitAnswer, bool]:
             return self._commit(tx, fs, work, folding, who)
@@ -139,7 +139,9 @@ class Commits:
                 except NeedFold as need:
                     folding.fold(need.parts)
         if moved:
-            self._feed.wake(fs.id, answer.seq)
+            if answer.outcomes:
+                self._feed.differs(commit.session, answer.seq)
+            self._feed.wake(fs.id, answer.seq, 0 if answer.outcomes else commit.session)
         return answer
 
     def _work(self, fs: FsRef, commit: Commit) -> _Work:

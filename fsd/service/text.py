@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,15 +10,19 @@ from fsd.model.errors import UsageError
 from fsd.model.limits import LABELS_MAX
 
 ID_CHARS: Final = 20
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz234567"
+_TWO: Final = [one + two for one in _LETTERS for two in _LETTERS]
+_SHIFTS: Final = range(5 * ID_CHARS - 10, -1, -10)
 DISPLAY_NAME_MAX: Final = 256
 LABEL_KEY_MAX: Final = 128
 LABEL_VALUE_MAX: Final = 1024
 
 
 def new_id(host: Host, prefix: str) -> str:
-    """`prefix` + 20 characters of a–z, 2–7: 100 random bits."""
-    raw = base64.b32encode(host.token_bytes(15)).decode().lower()
-    return prefix + raw[:ID_CHARS]
+    """`prefix` + 20 characters of a–z, 2–7: 100 random bits. (`base64` takes five times as long, and each
+    request has an id.)"""
+    bits = int.from_bytes(host.token_bytes(15), "big") >> 20
+    return prefix + "".join([_TWO[bits >> shift & 1023] for shift in _SHIFTS])
 
 
 def check_line(text: Any, where: str, limit: int) -> str:

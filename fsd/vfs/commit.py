@@ -225,6 +225,14 @@ class Committer:
         )
 
     # answers -----------------------------------------------------------------------------------------
+    def heard(self, answer: CommitAnswer) -> bool:
+        """Before `finish`: let go who waits for what a plain answer says is committed; whether anybody did.
+        What follows from the answer takes as long as the program needs to be woken, and the log need not have
+        it first: what was sent and not logged as answered is sent again, and known to the server."""
+        if answer.outcomes or answer.missing or answer.need_full or not self.answers(answer):
+            return False
+        return self.core.end_calls(answer.next_op + self.core.shift - 1)
+
     def finish(self, job: CommitterJob, result: Any) -> None:
         """One of this part's jobs ended with `result` or an error."""
         self.out = None
@@ -417,6 +425,8 @@ class Committer:
         if outcomes:
             core.surprises.add(answer.seq)
             core.feed_seq = min(core.feed_seq, answer.seq - 1)  # read again if it was read as known
+        elif answer.at:
+            core.knows(answer.seq)
         sent, core.queue.sent = core.queue.sent, []
         switch = False
         for queued in sent:

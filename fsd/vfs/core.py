@@ -30,6 +30,7 @@ from fsd.vfs.wiremap import WireMap
 from fsd.wire.messages import NO_MARK, LeaseSeen
 
 RENEW: Final = 8 * MIB  # a log of which nothing is needed begins anew above this
+AHEAD_MAX: Final = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +64,7 @@ class Core:
         self.seq = 0  # newest seq heard of
         self.feed_seq = 0  # the change feed is applied up to here
         self.mark = NO_MARK  # the newest commit seen, shown with what is sent: no other history takes it
+        self.ahead: set[int] = set()  # own commits behind `feed_seq` that the feed need not tell of
         self.surprises: set[int] = set()  # own commits of which the server made something else
         # Pairs of inodes that turned out to be one: the second is still to be joined or set apart (`twins`).
         self.met: list[tuple[int, int]] = []
@@ -398,6 +400,26 @@ class Core:
             else:
                 left.append(waiting)
         self.commit_wants = left
+
+    def end_calls(self, opno: int) -> bool:
+        """End the calls on a handle that wait for operations up to `opno` and no others; whether there were
+        any. The queue may not know yet that those are committed."""
+        reached = [w for w in self.commit_wants if w.fh and not w.flights and w.opno <= opno]
+        for waiting in reached:
+            waiting.want.end()
+        return bool(reached)
+
+    def knows(self, seq: int) -> None:
+        """A commit of this mount's own was made as it was asked for: the feed has nothing to tell of it."""
+        if seq > self.feed_seq and len(self.ahead) < AHEAD_MAX:
+            self.ahead.add(seq)
+        self.feed_goes_on()
+
+    def feed_goes_on(self) -> None:
+        """`feed_seq` goes over what is known of commits that follow it."""
+        while self.feed_seq + 1 in self.ahead:
+            self.feed_seq += 1
+            self.ahead.discard(self.feed_seq)
 
     def fail_commit_wants(self, error: FsdError) -> None:
         """What waits for a commit gets the error; the changes stay."""

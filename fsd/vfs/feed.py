@@ -27,6 +27,7 @@ class Feed:
             core.unsaid |= page.reset or any(one.session != core.session for one in page.changes)
         if page.reset:
             core.feed_seq = page.head
+            self._go_on()
             return self.forget_everything(page.head)
         found: list[Invalidation] = []
         for change in page.changes:
@@ -34,7 +35,14 @@ class Feed:
                 core.surprises.discard(change.seq)
                 self._foreign(change, found)
             core.feed_seq = max(core.feed_seq, change.seq)
+        self._go_on()
         return found
+
+    def _go_on(self) -> None:
+        core = self.core
+        if core.ahead:
+            core.ahead = {seq for seq in core.ahead if seq > core.feed_seq}
+            core.feed_goes_on()
 
     def _foreign(self, change: Change, found: list[Invalidation]) -> None:
         core = self.core

@@ -28,7 +28,7 @@ from fsd.vfs.log import STATE, SyncJob
 from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Invalidation, Job, Pending, Want
-from fsd.wire.messages import FeedPage
+from fsd.wire.messages import CommitAnswer, FeedPage
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,15 @@ class Volume(CopyCalls):
         found = list(self.core.jobs)
         self.core.jobs.clear()
         return found
+
+    def heard(self, job: Job, result: object) -> bool:
+        """Whether calls end by a commit's answer as it is; `finish` comes after they were answered."""
+        return (
+            isinstance(job, CommitJob)
+            and isinstance(result, CommitAnswer)
+            and self.committer.out is job
+            and self.committer.heard(result)
+        )
 
     def finish(self, job: Job, result: object) -> None:
         """What `job.run` returned, or the exception it raised."""

@@ -68,8 +68,9 @@ NO_MARK: Final = Mark(0, 0)
 
 class Commit(NamedTuple):
     """A commit request. `ticket` is the one the last commit (or the session's start) answered; `ops_raw` the
-    encoded operations; `digest` SHA-256 over it. `pending` is (operations, files, bytes) left behind it, for
-    the server's record of the session. `blobs` travel in the same body, at most COMMIT_BLOBS_MAX.
+    encoded operations, which `ops` are; `digest` SHA-256 over it. `pending` is (operations, files, bytes)
+    left behind it, for the server's record of the session. `blobs` travel in the same body, at most
+    COMMIT_BLOBS_MAX.
     `checkpoint` asks for one of the state after it: the fields of POST …/checkpoints, and `partial`, which
     allows it though operations were refused. It is made in the same transaction, if all were done. `fence`:
     that of the writer lease the operations were made under, 0: under none. `known`: the newest commit they
@@ -81,13 +82,10 @@ class Commit(NamedTuple):
     digest: bytes
     pending: tuple[int, int, int]
     blobs: list[Blob]
+    ops: list[Op]
     checkpoint: dict[str, Any] | None = None
     fence: int = 0
     known: Mark | None = None
-
-    @property
-    def ops(self) -> list[Op]:
-        return decode_all(self.ops_raw)
 
 
 def make_commit(
@@ -102,7 +100,7 @@ def make_commit(
 ) -> Commit:
     raw = encode_all(ops)
     digest = hashlib.sha256(raw).digest()
-    return Commit(session, ticket, raw, digest, pending, blobs, checkpoint, fence, known)
+    return Commit(session, ticket, raw, digest, pending, blobs, ops, checkpoint, fence, known)
 
 
 def commit_pieces(commit: Commit) -> list[bytes | memoryview]:
@@ -149,6 +147,7 @@ def read_commit(body: bytes | bytearray) -> Commit:
             _exact(header["digest"], bytes),
             (operations, files, size),
             blobs,
+            [],
             _asked(header.get("checkpoint")),
             _count(header.get("fence", 0)),
             _mark(header.get("known")),
@@ -160,9 +159,10 @@ def read_commit(body: bytes | bytearray) -> Commit:
         raise UsageError(f"protocol version {version}, this server speaks {PROTOCOL}")
     if hashlib.sha256(commit.ops_raw).digest() != commit.digest:
         raise DamagedBody("the commit's operations do not match their digest")
-    if len(commit.ops) > COMMIT_OPS_MAX:
-        raise TooLarge(f"{len(commit.ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
-    return commit
+    ops = decode_all(commit.ops_raw)
+    if len(ops) > COMMIT_OPS_MAX:
+        raise TooLarge(f"{len(ops)} operations in one commit, at most {COMMIT_OPS_MAX}")
+    return commit._replace(ops=ops)
 
 
 class CommitAnswer(NamedTuple):

@@ -269,6 +269,35 @@ class TestMachine:
         machine.stop()
         assert [type(one) for one in flush] == [Unavailable]
 
+    @pytest.mark.parametrize("then", ["pump", "tick", "stop", "another answer"])
+    def test_who_waits_for_an_answer_goes_before_what_follows_from_it(self, then: str) -> None:
+        """And that comes once, before anything else is told to the volume."""
+        machine, order = make_machine(Clock()), list[object]()
+        volume, want = cast(Any, machine.volume), Want("fsync")
+        volume.heard = lambda job, result: want.end() or True
+        volume.finish = lambda job, result: order.append((job, result))
+        volume.tick = lambda now: order.append("tick")
+        volume.close = lambda: order.append("closed")
+        machine.watch(want, lambda error: order.append("woken"), within=None)
+        machine._heard(cast(Any, "job"), "answer")
+        assert order == ["woken"]
+        if then == "another answer":
+            machine._finish(cast(Any, "other"), "result")
+        else:
+            getattr(machine, then)()
+        after: dict[str, list[object]] = {"pump": [], "tick": ["tick"], "stop": ["closed"]}
+        assert order == ["woken", ("job", "answer"), *after.get(then, [("other", "result")])]
+        machine.pump()
+        assert len(order) == len(set(order))
+
+    def test_what_nobody_waits_for_follows_at_once(self) -> None:
+        machine, order = make_machine(Clock()), list[object]()
+        volume = cast(Any, machine.volume)
+        volume.heard = lambda job, result: False
+        volume.finish = lambda job, result: order.append(result)
+        machine._heard(cast(Any, "job"), "answer")
+        assert order == ["answer"]
+
     def test_a_want_that_has_ended_wakes_at_once(self) -> None:
         machine = make_machine(Clock())
         want = Want("done")

@@ -37,6 +37,20 @@ def test_a_wake_between_look_and_wait_is_not_lost() -> None:
     run(scene())
 
 
+def test_who_made_a_change_is_not_woken_by_it() -> None:
+    async def scene() -> None:
+        waiters = Waiters(None)
+        mine, others, anybodys = (waiters.register("a", of) for of in (1, 2, 0))
+        waiters.wake("a", by=1)
+        assert [event.is_set() for event in (mine, others, anybodys)] == [False, True, True]
+        assert not waiters.waiting("a", by=1), "who was woken looks anyway, and the rest made it"
+        assert waiters.waiting("a", by=2) and waiters.waiting("a")
+        waiters.wake("a")
+        assert mine.is_set() and not waiters.waiting("a", by=2)
+
+    run(scene())
+
+
 def test_a_stop_ends_waits_now_and_later_ones() -> None:
     async def scene() -> None:
         waiters = Waiters(None)
