@@ -10,6 +10,7 @@ from typing import Any, Final
 from fsd.cli.context import Context, Interrupted, path_bytes, remote_path
 from fsd.cli.do_files import files, state_of
 from fsd.cli.output import Document, Raw, Result
+from fsd.cli.several import distinct, of_several, sources
 from fsd.client import transfer
 from fsd.client.files import Files
 from fsd.client.transfer import CopyOptions, CopyResult, Progress
@@ -90,9 +91,59 @@ def _operand(text: str) -> End:
 
 
 def copy(context: Context, args: SimpleNamespace) -> Result:
+    if getattr(args, "more", None):
+        return _several(context, args)
     source, destination = ends(args)
     _check_flags(args, source, destination)
+    return _one(context, args, files(context), source, destination)
+
+
+def _several(context: Context, args: SimpleNamespace) -> Document:
+    """Several sources, each under its own name into one directory, which is there. All of it is looked at
+    before anything is copied."""
+    typed, last = sources(args, "source", "destination")
+    named = {}
+    for source in typed:
+        start, goal = ends(SimpleNamespace(**{**vars(args), "source": source, "destination": last}))
+        _check_flags(args, start, goal)
+        if STREAM in (start.place, goal.place):
+            raise UsageError("a stream is one file: several sources go into a directory")
+        named[source] = start
+    if args.if_match:
+        raise UsageError("--if-match is for single files")
+    distinct({one: _name(end) for one, end in named.items() if not transfer.means_content(end.path)})
     api = files(context)
+    into = End(goal.place, _directory(api, goal))
+
+    def one(source: str) -> Document:
+        result = _one(context, args, api, named[source], into)
+        assert isinstance(result, Document), "no stream"
+        return result
+
+    return of_several(context, list(named), one)
+
+
+def _name(source: End) -> bytes:
+    path = os.path.abspath(source.path) if source.place == LOCAL else transfer.normal(source.path)
+    return transfer.base_name(path, "the source")
+
+
+def _directory(api: Files, goal: End) -> bytes:
+    """The path of the directory `goal`, as one to copy into."""
+    if goal.place == LOCAL:
+        there = os.path.isdir(goal.path)
+    else:
+        found = transfer.stat_or_none(api, transfer.normal(goal.path), follow=True)
+        there = found is not None and bool(found["is_dir"])
+    if not there:
+        make = "mkdir -p" if goal.place == LOCAL else "fsd mkdir -p"
+        raise UsageError(
+            f"several sources go into a directory, and {show(goal.path)} is none", hint=f"make it: `{make}`"
+        )
+    return goal.path.rstrip(b"/") + b"/"
+
+
+def _one(context: Context, args: SimpleNamespace, api: Files, source: End, destination: End) -> Result:
     to_remote = destination.place == REMOTE
     options = CopyOptions(
         recursive=args.recursive,

@@ -15,9 +15,10 @@ from fsd.cli import modes
 from fsd.cli.checkpoint_ids import whole_id
 from fsd.cli.context import Context, path_bytes, remote_path
 from fsd.cli.output import Document, Raw, align, visible
-from fsd.cli.several import each, paths, tried
+from fsd.cli.several import distinct, each, of_several, paths, sources, tried
 from fsd.client.files import Files, FindFilter, join, raw_path
 from fsd.client.http import Http
+from fsd.client.transfer import base_name, means_into, normal, stat_or_none
 from fsd.model.errors import Conflict, FsdError, NotFound, PosixError, UsageError
 from fsd.model.limits import GREP_MATCHES
 from fsd.model.names import show
@@ -177,9 +178,32 @@ def _done(answer: dict[str, Any], **more: Any) -> Document:
 
 
 def mv(context: Context, args: SimpleNamespace) -> Document:
-    source, target = remote_path(args.from_remote), remote_path(args.to_remote)
-    answer = files(context).rename(source, target, overwrite=args.overwrite)
-    return _done(answer, source_path=args.from_remote, target_path=args.to_remote)
+    """To the name that is given, or into the directory of it, as `mv` does. The long spelling, and
+    --overwrite of what is not typed as a directory, mean the name."""
+    typed, last = sources(args, "from_remote", "to_remote")
+    named, target = {one: remote_path(one) for one in typed}, remote_path(last)
+    several, exact = len(typed) > 1, context.long or args.overwrite
+    if several:
+        distinct({one: _own_name(path) for one, path in named.items()})
+    api = files(context)
+    into = several or not exact or means_into(target)
+    there = stat_or_none(api, normal(target), follow=True) if into else None
+    into = there is not None and bool(there["is_dir"])
+    if several and not into:
+        raise UsageError(
+            f"several files go into a directory, and {last} is none", hint="make it: `fsd mkdir -p`"
+        )
+
+    def one(path: str) -> Document:
+        goal = join(normal(target), _own_name(named[path])) if into else target
+        answer = api.rename(named[path], goal, overwrite=args.overwrite)
+        return _done(answer, source_path=path, target_path=show(goal) if into else last)
+
+    return of_several(context, typed, one) if several else one(typed[0])
+
+
+def _own_name(path: bytes) -> bytes:
+    return base_name(normal(path), "what is renamed")
 
 
 def rm(context: Context, args: SimpleNamespace) -> Document:

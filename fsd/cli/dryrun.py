@@ -12,6 +12,7 @@ from typing import Any
 
 from fsd.cli.context import Context, call
 from fsd.cli.output import Document, render
+from fsd.cli.several import sources
 from fsd.model.errors import FsdError
 
 HIDDEN = {
@@ -37,6 +38,10 @@ def envelope(context: Context) -> Document:
     fields = _Fields({k: v for k, v in vars(args).items() if v not in (None, [], "")})
     if "others" in fields:  # of several paths a request each
         fields["path"] = ", ".join([args.path, *args.others])
+    for first, last in (("source", "destination"), ("from_remote", "to_remote")):
+        if "more" in fields and first in fields:
+            those, fields[last] = sources(args, first, last)
+            fields[first] = ", ".join(those)
     checks = [{"name": "arguments", "status": "ok", "message": "the command line is complete"}]
     error: FsdError | None = None
     try:

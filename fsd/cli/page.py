@@ -52,7 +52,8 @@ Uploads replace what is at the target, in both spellings (`--overwrite` says so,
 it). The long spelling's downloads need `--overwrite` to replace a local file.
 
 `cat`, `ls`, `stat`, `rm`, `mkdir` and `chmod` take several paths, each for itself: one that fails is told and
-keeps none of the others from being done, and the exit code is the first failure's. The document of several is
+keeps none of the others from being done, and the exit code is the first failure's. `cp` and `mv` take several
+sources before a directory that is there, and put each into it under its own name. The document of several is
 `results[]`, what each alone would print, and `failed[]` of `path`, `code` and `message`.
 
 ## Environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fsd.cli import modes, values
-from fsd.cli.several import others
+from fsd.cli.several import more, others
 from fsd.cli.table import YES, Command, Flag, flag, operand, switch
 
 GROUP: Final = "Files"
@@ -39,6 +39,7 @@ ROWS: Final = (
         ("cp",), ("fs", "copy-file"), GROUP, "copy between here and there: files, trees, stdin, stdout",
         "fsd cp plan.md :/tasks/task-42/plan.md\n"
         "fsd cp -r :/tasks/task-42 ./task-42\n"
+        "fsd cp *.md :/tasks/task-42/\n"
         "printf hi | fsd cp - :/hi",
         "do_copy:copy", aliases=(("fs", "cp"),), changes=True,
         long_example="fsd fs copy-file --from-local plan.md --to-remote /tasks/task-42/plan.md",
@@ -46,6 +47,7 @@ ROWS: Final = (
         flags=(
             operand("source", "local path, :/remote/path or -", position=0),
             operand("destination", "local path, :/remote/path or -", position=1),
+            more(2),
             *ends("--from-local", "--from-stdin", "--from-remote",
                   "--to-remote", "--to-local", "--to-stdout"),
             switch("--recursive -r -R --archive -a", "a whole tree, in parallel (-a: modes and times are kept"
@@ -101,12 +103,15 @@ ROWS: Final = (
         ),
     ),
     Command(
-        ("mv",), ("fs", "move-file"), GROUP, "rename a file or directory",
-        "fsd mv /tasks/draft.md /tasks/plan.md", "do_files:mv", aliases=(("fs", "mv"),), changes=True,
+        ("mv",), ("fs", "move-file"), GROUP, "rename a file or directory, or move it into another",
+        "fsd mv /tasks/draft.md /tasks/plan.md\n"
+        "fsd mv /tasks/a.md /tasks/b.md /done/", "do_files:mv", aliases=(("fs", "mv"),), changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "rename {from_remote} to {to_remote}"),
         flags=(
             flag("--from-remote", "remote path", metavar="FROM", required=True, position=0),
-            flag("--to-remote", "remote path", metavar="TO", required=True, position=1),
+            flag("--to-remote", "remote path, or a directory to move into", metavar="TO", required=True,
+                 position=1),
+            more(2),
             switch("--overwrite", "replace what is at the target"),
         ),
     ),

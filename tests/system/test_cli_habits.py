@@ -202,3 +202,103 @@ def test_what_is_in_a_tree(shared_fs: TestFs, tmp_path: Path, monkeypatch: pytes
     run(fs, "cp", "-r", ":/e/.", ".")
     assert (into / "f").read_text() == "x"
     run(fs, "cp", "-r", ":/d/f/.", f"{into}/", code=1)  # a file has nothing in it
+
+
+def test_several_sources_go_into_a_directory(shared_fs: TestFs, tmp_path: Path) -> None:
+    fs = shared_fs
+    names = [*("s one", "s two", "s-three")]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "leaf").write_text("leaf")
+    here = [os.fspath(tmp_path / name) for name in names]
+    run(fs, "mkdir", "/into", "/into/other")
+
+    done = run(fs, "cp", *here, ":/into").json
+    assert [one["target_path"] for one in done["results"]] == [f"/into/{name}" for name in names]
+    assert run(fs, "cat", *(f"/into/{name}" for name in names)).text == "".join(names)
+    run(fs, "cp", "-r", os.fspath(tmp_path / "tree"), here[0], ":/into/other/")
+    assert run(fs, "cat", "/into/other/tree/leaf", "/into/other/s one").text == "leafs one"
+    back = tmp_path / "back"
+    back.mkdir()
+    run(fs, "cp", "-r", ":/into/other", ":/into/s two", f"{back}/")
+    assert (back / "other" / "tree" / "leaf").read_text() == "leaf" and (
+        back / "s two"
+    ).read_text() == "s two"
+    run(fs, "cp", ":/into/s one", here[1], ":/into/other")  # from there and from here
+    assert run(fs, "cat", "/into/other/s two").text == "s two"
+
+    partly = run(fs, "cp", here[0], os.fspath(tmp_path / "none"), here[2], ":/into/other", code=5)
+    assert [one["source_path"] for one in partly.json["results"]] == [here[0], here[2]]
+    assert [one["path"] for one in partly.json["failed"]] == [os.fspath(tmp_path / "none")]
+
+    dry = run(fs, "cp", *here, ":/into", "--dry-run").json["request"]["description"]
+    assert dry == f"copy {', '.join(here)} to :/into"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("cp", "{a}", "{b}", ":/nodir"), "/nodir is none"),
+        (("cp", "{a}", "{b}", ":/nodir/"), "/nodir/ is none"),
+        (("cp", "{a}", "{b}", ":/file"), "/file is none"),
+        (("cp", ":/file", ":/there", "{a}"), "is none"),
+        (("cp", "{a}", "-", ":/there"), "a stream is one file"),
+        (("cp", ":/file", ":/file2", "-"), "a stream is one file"),
+        (("cp", "{a}", "{d}/a", ":/there"), "have one name"),
+        (("cp", "{a}", "{b}", "{d}"), "neither side is remote"),
+        (("cp", "{a}", "{b}", ":/there", "--if-match", "1:2"), "--if-match"),
+        (("mv", "/file", "/file2", "/nodir"), "/nodir is none"),
+        (("mv", "/file", "/there/file", "/there"), "have one name"),
+        (("mv", "/file", "/", "/there"), "has no name of its own"),
+    ],
+)
+def test_several_sources_that_cannot_go_anywhere(
+    shared_fs: TestFs, tmp_path: Path, argv: tuple[str, ...], told: str
+) -> None:
+    """Nothing at all is done then."""
+    fs, inner = shared_fs, tmp_path / "d"
+    inner.mkdir()
+    for place in (tmp_path / "a", tmp_path / "b", inner / "a"):
+        place.write_text("x")
+    run(fs, "mkdir", "-p", "/there")
+    for name in (":/file", ":/file2"):
+        run(fs, "cp", "-", name, stdin=b"x")
+    before = [_bare(run(fs, "ls", path).json["entries"]) for path in ("/", "/there")]
+    typed = [word.format(a=tmp_path / "a", b=tmp_path / "b", d=inner) for word in argv]
+    assert told in run(fs, *typed, code=2).err
+    assert [_bare(run(fs, "ls", path).json["entries"]) for path in ("/", "/there")] == before
+
+
+def _bare(entries: list[dict[str, object]]) -> list[tuple[object, object]]:
+    return [(one["path"], one["ino"]) for one in entries]
+
+
+def test_a_move_into_a_directory(shared_fs: TestFs) -> None:
+    fs = shared_fs
+    run(fs, "mkdir", "-p", "/box", "/tree/below")
+    for name in (":/m1", ":/m2", ":/m3", ":/m4"):
+        run(fs, "cp", "-", name, stdin=name.encode())
+    assert run(fs, "mv", "/m1", "/box").json["target_path"] == "/box/m1"
+    assert run(fs, "mv", "/m2", ":/box/").json["target_path"] == "/box/m2"
+    assert run(fs, "mv", "/tree", "/box").json["target_path"] == "/box/tree"
+    moved = run(fs, "mv", "/m3", "/m4", "/box/tree").json
+    assert [one["target_path"] for one in moved["results"]] == ["/box/tree/m3", "/box/tree/m4"]
+    assert run(fs, "cat", "/box/m1", "/box/m2", "/box/tree/m3", "/box/tree/m4").text == ":/m1:/m2:/m3:/m4"
+    run(fs, "stat", "/box/tree/below")
+
+    run(fs, "cp", "-", ":/m1", stdin=b"new")
+    run(fs, "mv", "/m1", "/box", code=1)  # what is there has the name
+    run(fs, "mv", "/m1", "/box/", "--overwrite")
+    assert run(fs, "cat", "/box/m1").text == "new"
+    run(fs, "mv", "/box/m1", "/box/m2", code=1)
+    run(fs, "mkdir", "/empty")
+    run(fs, "mv", "/box/tree", "/empty", "--overwrite")  # the name that is given, as it was
+    run(fs, "stat", "/empty/below")
+    run(fs, "mv", "/empty", "/renamed/")  # nothing is there: a directory's own new name
+    run(fs, "stat", "/renamed/below")
+    run(fs, "mv", "/box/m1", "/nodir/", code=1)
+    # The long spelling means the name that is given.
+    long = ("fs", "move-file", "--from-remote", "/box/m1", "--to-remote")
+    run(fs, *long, "/renamed", code=1)
+    run(fs, *long, "/renamed/m1")

@@ -99,7 +99,7 @@ def test_double_dash_ends_the_flags() -> None:
     [
         (("cat",), "PATH is missing"),
         (("fs", "read-file"), "--path is missing"),
-        (("mv", "/a", "/b", "/c"), "one operand too many: '/c'"),
+        (("ln", "/a", "/b", "/c"), "one operand too many: '/c'"),
         (("fs", "read-file", "/a"), "takes flags only"),
         (("cat", "/a", "--nonsense"), "unknown flag --nonsense"),
         (("cat", "/a", "-z"), "unknown flag -z"),
