@@ -80,6 +80,8 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         args.checkpoint = whole_id(context, args.checkpoint)
     if bool(args.thread) != args.restore_head:
         raise UsageError("--restore-head and --thread belong together")
+    if args.if_empty and not args.restore_head:
+        raise UsageError("--if-empty goes with --restore-head")
     if args.thread and (args.read_only or shown_state(args)):
         raise UsageError("a read-only mount cannot restore")
     if args.keep and not args.auto_checkpoint:
@@ -106,6 +108,7 @@ def mount_options(context: Context, args: SimpleNamespace) -> MountOptions:
         read_only=args.read_only or bool(shown_state(args)),
         state=shown_state(args),
         restore_thread=args.thread or "",
+        restore_if_empty=args.if_empty,
         auto_checkpoint=args.auto_checkpoint or 0.0,
         keep=args.keep or "",
         durability=durability,

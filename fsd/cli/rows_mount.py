@@ -62,6 +62,7 @@ ROWS: Final = (
                  values.journal_at, metavar="JOURNAL:SEQ"),
             switch("--restore-head", "with --thread: first put the thread's newest checkpoint into the "
                    "subtree, which is empty or --exclusive"),
+            switch("--if-empty", "with --restore-head: go on with what is there, if anything is"),
             flag("--thread", "the thread of --restore-head", metavar="THREAD"),
             flag("--auto-checkpoint", "make a checkpoint so often, where something changed",
                  values.positive_duration, metavar="DURATION"),

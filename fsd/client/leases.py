@@ -1,6 +1,7 @@
 """Leases and conflicts over HTTP, and `fsd lock`: a command that runs while a lock is held.
 
-`Leases` may be used from any thread; `locked` belongs to the main thread (signals).
+`Leases` may be used from any thread; `locked` belongs to the main thread (signals). `hold` is for who does
+something itself meanwhile.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def nobody_writes(leases: Leases, top: bytes, *, below: bool, hint: str) -> None
 @dataclass(frozen=True, slots=True)
 class LockOptions:
     """`timeout`: seconds to wait while another holds it, 0: not at all, None: for ever. `ttl`: how long the
-    lock outlives this process when it is killed. `env` is the command's, without FSD_FENCE."""
+    lock outlives this process when it is killed. `env` is the command's, without FSD_FENCE. `who` says what
+    is told."""
 
     path: bytes
     command: Sequence[str]
@@ -93,6 +95,7 @@ class LockOptions:
     host: str
     timeout: float | None
     ttl: float
+    who: str = "fsd lock"
 
 
 class _Signals:
@@ -127,11 +130,19 @@ def locked(leases: Leases, options: LockOptions, say: Callable[[str], None]) -> 
         lease = _take(leases, options, signals, say)
         if lease is None:
             return 128 + signals.arrived
-        holder = _Holder(leases, options, int(lease["fence"]))
+        holder = Holder(leases, options, int(lease["fence"]))
         try:
             return holder.run(signals, say)
         finally:
             holder.release(say)
+
+
+def hold(leases: Leases, options: LockOptions, say: Callable[[str], None]) -> Holder:
+    """Take the lock, waiting for it; the caller gives it up (`release`), or leaves it to expire where what it
+    guards is not as others may find it. Raises `LeaseHeld`."""
+    lease = _take(leases, options, _Signals(), say)
+    assert lease is not None, "no signal ends it"
+    return Holder(leases, options, int(lease["fence"]))
 
 
 def show_command(command: Sequence[str]) -> str:
@@ -154,21 +165,21 @@ def _take(
                 raise
             if exc.message != said:
                 said = exc.message
-                say(f"fsd lock: waiting: {said}")
+                say(f"{options.who}: waiting: {said}")
         except Unavailable as exc:
             # Who was waiting goes on, through a restart of the server; a wrong address is told at once.
             if not said or (end is not None and host.monotonic() >= end):
                 raise
             if exc.message != said:
                 said = exc.message
-                say(f"fsd lock: waiting: {said}")
+                say(f"{options.who}: waiting: {said}")
         left = pause if end is None else min(pause, max(0.0, end - host.monotonic()))
         leases.http.pause(left)
         pause = min(ASK_SLOWLY, pause * 1.5)
     return None
 
 
-class _Holder:
+class Holder:
     """One held lock: run the command, notice the loss. A thread of its own renews, so that a server that is
     slow to answer keeps nobody from noticing the command's end."""
 
@@ -229,6 +240,10 @@ class _Holder:
                 continue  # a server that is away for a moment; `_watch` knows how long
             self.kept = began
 
+    def check(self) -> None:
+        """Raises `LeaseLost` where it went to somebody else meanwhile."""
+        self.leases.renew(self.fence, self.options.ttl)
+
     def release(self, say: Callable[[str], None]) -> None:
         """Others need not wait until it expires; where that cannot be told, they have to."""
         self._ended.set()
@@ -237,4 +252,4 @@ class _Holder:
         try:
             self.leases.release(self.fence)
         except FsdError as exc:
-            say(f"fsd lock: not given up, others wait {self.options.ttl:g} s: {exc.message}")
+            say(f"{self.options.who}: not given up, others wait {self.options.ttl:g} s: {exc.message}")

@@ -65,11 +65,12 @@ class Restore:
         self._open: dict[str, int] = {}
         self._done = Restored()
 
-    def run(self, root: str, *, replace: bool, how: str = HOW) -> Restored:
+    def run(self, root: str, *, replace: bool, how: str = HOW, marked: bool = False) -> Restored:
         """Make `root` hold the entries. Without `replace` it has to hold nothing the policy covers
         (`Conflict`, with `how` as what to do). Raises `InvalidPath`, `UnsupportedEntry`, `InvalidBlob`, what
         `fetch` raises, and errors of the local disk; until every content is verified nothing of the
-        destination was touched."""
+        destination was touched. `marked`: where not all of it was put into its place then, the directory of
+        contents stays and tells so."""
         self._check()
         top = self._top(root)
         try:
@@ -83,17 +84,21 @@ class Restore:
             self._check_destination()
             with told(os.fsencode(root)):
                 os.mkdir(self._staging, 0o700, dir_fd=top)
+            begun = False
             try:
                 staging = os.open(self._staging, _DIRECTORY, dir_fd=top)
                 try:
                     self._stage(staging)
                     self._host.crash_point("restore.verified")
+                    begun = marked
                     with told(os.fsencode(root)):
                         self._apply(staging)
+                    begun = False
                 finally:
                     os.close(staging)
             finally:
-                shutil.rmtree(self._staging, dir_fd=top)
+                if not begun:
+                    shutil.rmtree(self._staging, dir_fd=top)
         finally:
             for fd in {top, *self._open.values()}:
                 os.close(fd)

@@ -190,8 +190,8 @@ class Daemon:
         await self._first_stat()
         self.session.answered()
         self.notifier.start(self.session.connection)
-        if self.options.restore_thread and not self.start.restarts:
-            self.start.channel.say(await restore_head(self, volume.session))
+        if not await restore_head(self, volume.session):
+            return
         set_read_ahead(self.place, READ_AHEAD_KIB)
         await trio.to_thread.run_sync(utab.enter, self.options.source, self.place, abandon_on_cancel=True)
         self.update(state=runtime.MOUNTED)

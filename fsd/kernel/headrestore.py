@@ -2,31 +2,48 @@
 nobody was told yet.
 
 A process of its own, for the reason `syncer` is one: who waits for the mount must not be the daemon. Reads
-what it is to do as JSON on stdin (`Order`), answers a line of JSON: {"ok": {…}} or an error body.
+what it is to do as JSON on stdin (`Order`), answers lines of JSON: {"say": text}, and at last {"ok": {…}} or
+an error body.
+
+Of several that are started together one restores. A mount that does not replace what is there does it under a
+lock on the server, from before it looks whether anything is there until what it made is committed: who comes
+next finds that. Of a restore that ended on the way something is left that tells it: the directory in which
+contents are verified is made before anything is put into its place and goes last, and a mount's changes are
+committed in their order.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fsd.client import manifest
 from fsd.client.contract import Contract
 from fsd.client.http import Http
 from fsd.client.identity import Claim, data_identity
+from fsd.client.leases import Holder, Leases, LockOptions, hold
 from fsd.client.policy import of_record
-from fsd.client.restore import Restore
+from fsd.client.restore import STAGING, Restore
 from fsd.host.seam import Host
-from fsd.model.errors import CheckpointNotFound, Conflict, FsdError, InternalError
+from fsd.kernel.control_client import request
+from fsd.model.errors import CheckpointNotFound, Conflict, FsdError, InternalError, NotDrained
 
-HOW: Final = "go on with what is there without --restore-head, or replace it with --exclusive"
+HOW: Final = "--if-empty goes on with what is there, as without --restore-head; --exclusive replaces it"
+BROKEN: Final = "replace it with --exclusive, or remove what is there"
 NATIVE: Final = "native"  # the field of a record that is a state of this filesystem, not a manifest
+LOCK: Final = b"/.fsd-restore-head"  # and the subtree's path
+TTL: Final = 30.0  # so long others wait for a sandbox that is lost while it restores
+SHOWN_WITHIN: Final = 30.0  # the change feed tells of a commit
+SILENCE: Final = 30.0  # a daemon at work says something every second
 
 
 class Order(NamedTuple):
-    """What to do. `replace`: the mount is the only writer of its subtree, so what is there may go."""
+    """What to do. `replace`: the mount is the only writer of its subtree, and what is there goes; `if_empty`:
+    what is there stays, and is no error. `control` is the daemon's socket."""
 
     token: str
     endpoint: str
@@ -35,46 +52,116 @@ class Order(NamedTuple):
     place: str
     remote_path: str
     session: int
+    control: str
     replace: bool
+    if_empty: bool
 
 
-def restore(order: Order) -> dict[str, Any]:
-    """Restore the head; what was done. `fs_seq`: the mount has to show that commit first."""
-    host = Host()
-    http = Http(data_identity(Claim(order.token, None, None, order.endpoint, None, order.insecure)), host)
-    contract = Contract(http)
-    head = contract.call("getHead", {"threadId": order.thread})
-    if head is None:
-        return {"checkpoint_id": None, "files": 0, "fs_seq": None}
-    record = contract.call("get", {"id": head})
-    if record is None:
-        raise CheckpointNotFound(f"the thread's head {head!a} has no record")
-    if record.get(NATIVE):
-        return _native(http, order, head)
-    work = Restore(manifest.read(record["files"]), of_record(record), contract.fetch, host)
-    done = work.run(order.place, replace=order.replace, how=HOW)
-    return {"checkpoint_id": head, "files": done.files, "fs_seq": None}
+class Work:
+    """One restore. What was done: {"checkpoint_id", "files"}, or {"there": what keeps from it}."""
 
+    def __init__(self, order: Order) -> None:
+        self.order, self.host = order, Host()
+        claim = Claim(order.token, None, None, order.endpoint, None, order.insecure)
+        self.http = Http(data_identity(claim), self.host)
+        self.contract = Contract(self.http)
 
-def _native(http: Http, order: Order, head: str) -> dict[str, Any]:
-    """A state of the filesystem itself: the server sets the subtree back."""
-    there = os.listdir(order.place)
-    if there and not order.replace:
-        raise Conflict(
-            f"{order.place} is not empty ({sorted(there)[0]!r})",
-            hint=HOW,
+    def run(self) -> dict[str, Any]:
+        if self.order.replace:
+            return self._head()
+        guard = self._guard()
+        try:
+            self._show(self._newest())
+            self._no_part()
+            done = self._unless_there()
+            if done.get("checkpoint_id"):
+                self._ask("drain", {"timeout": None})
+                guard.check()
+        except Conflict:
+            guard.release(say)  # nothing was done
+            raise
+        guard.release(say)  # otherwise it is left to expire: others look again then
+        return done
+
+    def _guard(self) -> Holder:
+        options = LockOptions(
+            path=LOCK + os.fsencode(self.order.remote_path).rstrip(b"/"),
+            command=("--restore-head", self.order.thread),
+            env={},
+            host=socket.gethostname(),
+            timeout=None,
+            ttl=TTL,
+            who="restoring the head",
         )
-    body = {"checkpoint": head, "own_sessions": [order.session], "force": True}
-    if order.remote_path.strip("/"):
-        body["path"] = order.remote_path
-    done = http.json("POST", f"/v1/file-systems/{http.identity.file_system_id}/restore", body=body)
-    return {"checkpoint_id": head, "files": done.get("changes", 0), "fs_seq": done["fs_seq"]}
+        return hold(Leases(self.http), options, say)
+
+    def _newest(self) -> int:
+        found: int = self.http.json("GET", f"/v1/file-systems/{self.http.identity.file_system_id}")["seq"]
+        return found
+
+    def _show(self, seq: int) -> None:
+        """Until the mount shows that commit."""
+        self._ask("wait", {"seq": seq, "timeout": SHOWN_WITHIN})
+
+    def _ask(self, verb: str, args: dict[str, Any]) -> None:
+        answer = request(Path(self.order.control), verb, args, timeout=SILENCE)
+        if answer["status"] == "not_drained":
+            raise NotDrained(f"what was restored could not be sent: {answer['reason']}")
+
+    def _no_part(self) -> None:
+        """What a restore left that did not end is nothing to go on with."""
+        for name in os.listdir(self.order.place):
+            if name.startswith(STAGING):
+                raise Conflict(
+                    f"{self.order.place} holds a part of a checkpoint: a restore did not end ({name})",
+                    hint=BROKEN,
+                )
+
+    def _unless_there(self) -> dict[str, Any]:
+        try:
+            return self._head()
+        except Conflict as exc:  # something is there, and nothing was done
+            if not self.order.if_empty:
+                raise
+            return {"there": exc.message}
+
+    def _head(self) -> dict[str, Any]:
+        head = self.contract.call("getHead", {"threadId": self.order.thread})
+        if head is None:
+            return {"checkpoint_id": None, "files": 0}
+        record = self.contract.call("get", {"id": head})
+        if record is None:
+            raise CheckpointNotFound(f"the thread's head {head!a} has no record")
+        if record.get(NATIVE):
+            return self._native(head)
+        work = Restore(manifest.read(record["files"]), of_record(record), self.contract.fetch, self.host)
+        done = work.run(self.order.place, replace=self.order.replace, how=HOW, marked=True)
+        return {"checkpoint_id": head, "files": done.files}
+
+    def _native(self, head: str) -> dict[str, Any]:
+        """A state of the filesystem itself: the server sets the subtree back, unless something is there."""
+        body = {"checkpoint": head, "own_sessions": [self.order.session], "force": True}
+        if not self.order.replace:
+            body["empty"] = True
+        if self.order.remote_path.strip("/"):
+            body["path"] = self.order.remote_path
+        route = f"/v1/file-systems/{self.http.identity.file_system_id}/restore"
+        try:
+            done = self.http.json("POST", route, body=body)
+        except Conflict as exc:
+            raise Conflict(exc.message, hint=HOW) from exc
+        self._show(done["fs_seq"])
+        return {"checkpoint_id": head, "files": done.get("changes", 0)}
+
+
+def say(text: str) -> None:
+    print(json.dumps({"say": text}), flush=True)
 
 
 def main() -> None:
     os.umask(0o022)
     try:
-        answer: dict[str, Any] = {"ok": restore(Order(**json.loads(sys.stdin.read())))}
+        answer: dict[str, Any] = {"ok": Work(Order(**json.loads(sys.stdin.read()))).run()}
     except FsdError as exc:
         answer = exc.body("")
     except OSError as exc:

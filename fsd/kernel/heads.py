@@ -1,10 +1,13 @@
-"""The daemon's side of `--restore-head`: run `headrestore`, have its work shown. Trio's thread."""
+"""The daemon's side of `--restore-head`: run `headrestore`, pass on what it says. Trio's thread."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -13,13 +16,15 @@ from fsd.model.errors import InternalError, Unavailable, from_body
 if TYPE_CHECKING:
     from fsd.kernel.daemon import Daemon
 
-SHOWN_WITHIN: Final = 30.0  # the change feed tells of the server's own commit
-PACE: Final = 0.02
+COMMAND: Final = [sys.executable, "-m", "fsd.kernel.headrestore"]
 
 
-async def restore_head(daemon: Daemon, session: int) -> str:
-    """Restore; a sentence for people. Raises what the server or the local side said."""
-    options = daemon.options
+async def restore_head(daemon: Daemon, session: int) -> bool:
+    """Restore, where that is asked for; False when a stop was asked for meanwhile. Raises what the server or
+    the local side said."""
+    options, told = daemon.options, daemon.start.channel
+    if not options.restore_thread or daemon.start.restarts:
+        return True
     order = {
         "token": options.token.text(),
         "endpoint": options.endpoint,
@@ -28,34 +33,57 @@ async def restore_head(daemon: Daemon, session: int) -> str:
         "place": str(daemon.place),
         "remote_path": options.remote_path.decode("utf-8", "surrogateescape"),
         "session": session,
-        "replace": options.exclusive,
+        "control": str(daemon.start.directory.socket_path(options.mount_id)),
+        "replace": options.exclusive and not options.restore_if_empty,
+        "if_empty": options.restore_if_empty,
     }
-    daemon.start.channel.say(f"restoring the head of {options.restore_thread!a}")
-    done = await trio.run_process(
-        [sys.executable, "-m", "fsd.kernel.headrestore"],
-        stdin=json.dumps(order).encode(),
-        capture_stdout=True,
-        check=False,
-        cwd="/",
-    )
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError as exc:
-        raise InternalError("the restore of the thread's head broke", hint="see the log") from exc
-    if "ok" not in answer:
-        raise from_body(answer, 500)
-    found = answer["ok"]
-    if found["checkpoint_id"] is None:
-        return f"the thread {options.restore_thread!a} has no checkpoint yet: nothing was restored"
-    await _show(daemon, found["fs_seq"])
-    return f"restored the checkpoint {found['checkpoint_id']}"
+    told.say(f"restoring the head of {options.restore_thread!a}")
+    answers: list[dict[str, Any]] = []
+
+    async def run(scope: trio.CancelScope) -> None:
+        answers.append(await _answer(json.dumps(order).encode(), daemon))
+        scope.cancel()
+
+    async def stopped(scope: trio.CancelScope, when: Callable[[], Awaitable[object]]) -> None:
+        await when()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, nursery.cancel_scope)
+        # Nothing may be restored into the directory below a mount that is gone.
+        for when in (daemon.stopper.asked.wait, daemon.stopper.wait):
+            nursery.start_soon(stopped, nursery.cancel_scope, when)
+    if not answers:
+        told.failed(Unavailable("stopped before the head was restored"))
+        return False
+    if answers[0].keys().isdisjoint(("ok", "error")):
+        raise InternalError("the restore of the thread's head broke", hint="see the log")
+    if "ok" not in answers[0]:
+        raise from_body(answers[0], 500)
+    told.say(_sentence(options.restore_thread, answers[0]["ok"]))
+    return True
 
 
-async def _show(daemon: Daemon, seq: int | None) -> None:
-    machine = daemon.machine
-    assert machine is not None
-    end = trio.current_time() + SHOWN_WITHIN
-    while seq is not None and machine.volume.feed_seq < seq:
-        if trio.current_time() > end:
-            raise Unavailable(f"the mount does not show commit {seq} of the restore")
-        await trio.sleep(PACE)
+async def _answer(order: bytes, daemon: Daemon) -> dict[str, Any]:
+    """Its last line, empty if there is none; what it says before goes to who waits for the mount."""
+    async with trio.open_nursery() as nursery:
+        run = partial(trio.run_process, COMMAND, stdin=order, stdout=subprocess.PIPE, check=False, cwd="/")
+        process: trio.Process = await nursery.start(run)
+        assert process.stdout is not None, "it is a pipe"
+        held = b""
+        line: dict[str, Any] = {}
+        async for piece in process.stdout:
+            *whole, held = (held + piece).split(b"\n")
+            for raw in whole:
+                line = json.loads(raw)
+                if "say" in line:
+                    daemon.start.channel.say(line["say"])
+    return line
+
+
+def _sentence(thread: str, done: dict[str, Any]) -> str:
+    if "there" in done:
+        return f"nothing was restored: {done['there']}"
+    if done["checkpoint_id"] is None:
+        return f"the thread {thread!a} has no checkpoint yet: nothing was restored"
+    return f"restored the checkpoint {done['checkpoint_id']}"

@@ -72,6 +72,7 @@ class MountOptions:
     verbose: bool = False
     auto_checkpoint: float = 0.0  # seconds between automatic checkpoints; 0: none
     restore_thread: str = ""  # restore this thread's head before the mount is ready
+    restore_if_empty: bool = False  # or go on with what is there
     keep: str = ""  # the rule they are thinned by; empty: they stay
     state: str = ""  # the retained state to show, as in a query string; empty: the live one. Read-only
     host: Host = field(default_factory=Host)

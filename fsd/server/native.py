@@ -394,12 +394,13 @@ def _resume_of(cursor: str | None) -> Resume | None:
 async def restore(request: Request) -> Response:
     """Make the tree, or a path, what it was in a retained state; what is replaced is kept first."""
     body, raw = await read_json(request)
-    only(body, *AT_NAMES, "path", "force", "own_sessions", "dry_run")
+    only(body, *AT_NAMES, "path", "force", "empty", "own_sessions", "dry_run")
     at = at_of({name: str(body[name]) for name in AT_NAMES if body.get(name) is not None})
     if at is None:
         raise UsageError("checkpoint is missing: the state to go back to")
     path = tuple(field_path(body, "path")) if body.get("path") is not None else ()
-    wish = Wish(at, path, flag(body, "force") or False, _own(body))
+    force, empty = flag(body, "force") or False, flag(body, "empty") or False
+    wish = Wish(at, path, force, _own(body), empty=empty)
     return await _restore(request, raw, flag(body, "dry_run") or False, lambda tx, fs: wish)
 
 

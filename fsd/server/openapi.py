@@ -251,7 +251,14 @@ _SAYS: Final[dict[tuple[str, str], Says]] = {
     ("POST", _ID + "/restore"): Says(
         "token",
         {200: "Restored"},
-        body={**_AT, "path": "string", "force": "boolean", "own_sessions": "array", "dry_run": "boolean"},
+        body={
+            **_AT,
+            "path": "string",
+            "force": "boolean",
+            "empty": "boolean",
+            "own_sessions": "array",
+            "dry_run": "boolean",
+        },
     ),
     ("POST", _ID + "/undelete"): Says(
         "token",

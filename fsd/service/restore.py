@@ -27,6 +27,7 @@ from fsd.service.packs import Packs
 from fsd.service.paths import Builder
 from fsd.service.restorepath import PathRestore
 from fsd.service.retained import At, state_of
+from fsd.service.rows import DbSource
 from fsd.service.sessions import LOST_AFTER
 from fsd.service.tree import resolve
 from fsd.service.writers import WRITER, held_by_other, load
@@ -112,13 +113,15 @@ WRITERS_SQL: Final = (
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A restore as asked. `path` empty: the whole tree. `force`: although others have it mounted for writing;
-    `own`: sessions that are the caller's and count as nobody else. `absent`: only where nothing is now."""
+    `own`: sessions that are the caller's and count as nobody else. `absent`: only where nothing is now;
+    `empty`: only where no more than an empty directory is."""
 
     at: At
     path: tuple[bytes, ...] = ()
     force: bool = False
     own: frozenset[int] = frozenset()
     absent: bool = False
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,15 @@ def _is_there(tx: Tx, fs: FsRef, at: int, head: int) -> bool:
     return True
 
 
+def _check_empty(tx: Tx, fs: FsRef, path: tuple[bytes, ...]) -> None:
+    """In the restore's transaction: what somebody else put there since the caller looked is not replaced."""
+    place = resolve(tx, fs.id, path, parents=True)
+    if place.node is None:
+        return
+    if not place.node.is_dir or DbSource(tx, fs.id).child_counts([place.node.ino]):
+        raise Conflict(f"{show(place.path)} is not empty", hint="what is there would be replaced")
+
+
 class Restores:
     """Inside a `Database` function; any thread."""
 
@@ -151,11 +163,14 @@ class Restores:
         self._checkpoints, self._host = checkpoints, host
 
     def restore(self, tx: Tx, fs: FsRef, who: Grant | None, wish: Wish) -> Restored:
-        """Raises `NotFound` (the state, the path in it), `Busy` (others write), `Conflict` (`absent`)."""
+        """Raises `NotFound` (the state, the path in it), `Busy` (others write), `Conflict` (`absent`,
+        `empty`)."""
         head, _ = hold_tree(tx, fs, who)
         state = state_of(tx, fs, wish.at)
         assert state.at is not None, "a retained state has a seq"
         self.check_writers(tx, fs, wish)
+        if wish.empty:
+            _check_empty(tx, fs, wish.path)
         if wish.path:
             return self._path(tx, fs, wish, state.at, head)
         if state.at == head or _is_there(tx, fs, state.at, head):
@@ -260,5 +275,7 @@ class Restores:
         self.check_writers(tx, fs, wish)
         if state.at is None or now.at is not None:
             raise NotFound("the fork is still being copied", hint="try again in a moment")
+        if wish.empty:
+            _check_empty(tx, fs, wish.path)
         build = Builder(lambda: 0, self._host.wall_ns())
         return len(PathRestore(tx, fs.id, state.at, now.seq, build).plan(wish.path))

@@ -5,6 +5,7 @@ Beside the destination lies a directory that must stay as it was, whatever a man
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -31,6 +32,7 @@ from fsd.model.errors import (
     InvalidPath,
     InvalidWorkspace,
     MissingBlob,
+    NoSpace,
     TooLarge,
     UnsupportedEntry,
 )
@@ -346,6 +348,30 @@ def test_nothing_is_touched_before_all_is_verified(tmp_path: Path) -> None:
     with pytest.raises(InvalidBlob):
         restore([Entry("f", FILE, key, 4)], target, blobs)
     assert tree(target) == before
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_part_of_a_checkpoint_can_tell_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    blobs, left = Blobs(), [1]
+    entries = [Entry(name, FILE, blobs.add(name.encode()), 1) for name in "abc"]
+    place = Restore._place
+
+    def full(work: Restore, entry: Entry, staging: int, *, last: bool) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "full")
+        place(work, entry, staging, last=last)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Restore, "_place", full)
+        with pytest.raises(NoSpace):
+            Restore(entries, ALL, blobs.fetch, Host()).run(str(tmp_path), replace=False, marked=marked)
+    assert "a" in os.listdir(tmp_path) and "b" not in os.listdir(tmp_path)
+    assert any(name.startswith(STAGING) for name in os.listdir(tmp_path)) == marked
+    Restore(entries, ALL, blobs.fetch, Host()).run(str(tmp_path), replace=True, marked=marked)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
 
 
 def test_what_is_protected_is_not_replaced(tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ def test_a_merge_and_a_rollback_that_come_again_get_their_answers(shared_fs: Tes
     """Also where the fork was deleted in between."""
     child = fork_of(shared_fs)
     assert child.ask("PUT", "/files/a", b"a").status == 200
-    requests = (("/merges", {"fork": child.id}), (f"/forks/{child.id}/rollback", {}))
+    requests: tuple[tuple[str, dict[str, object]], ...] = (
+        ("/merges", {"fork": child.id}),
+        (f"/forks/{child.id}/rollback", {}),
+    )
     first = [
         shared_fs.ask("POST", path, body, headers={"Idempotency-Key": path[1:4]}) for path, body in requests
     ]
