@@ -33,10 +33,13 @@ class ListingCalls(Calls):
     """See the module."""
 
     def opendir(self, ino: int, asker: object = None) -> int:
-        if self.asks(asker):
+        """Of a removed directory too, which is empty: a working directory is opened as `.`. Where the
+        question an open asks finds that it was removed, there is nothing of that name."""
+        node = self.core.nodes.get(ino)
+        if self.asks(asker) and (not node.gone or id(asker) in self.asked):
             self.as_of_now(self.core.nodes.directory(ino), asker)
             self.answered(asker)
-        return self.new_handle(self.core.nodes.directory(ino), 0)
+        return self.new_handle(node if node.gone else self.core.nodes.directory(ino), 0)
 
     def readdir(self, fh: int, cookie: int, limit: int = 1000) -> list[tuple[bytes, Inode, int]]:
         """Entries behind `cookie` (0: from the start), without '.' and '..': (name, inode, next cookie).

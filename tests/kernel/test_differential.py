@@ -189,3 +189,28 @@ def test_names_of_trusted_attributes_are_roots(calm: Bench) -> None:
         (0, ("setxattr", b"f", "user.u", 10, 0, True)),
     ]
     calm.play([*made, (ALICE, ("listxattr", b"f", True)), (0, ("listxattr", b"f", True))])
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "open"])
+def test_a_removed_working_directory_is_opened_and_empty(calm: Bench, kept: bool) -> None:
+    """By its own name, also below a removed one; what was open before as well."""
+    calm.play(
+        [
+            (0, ("mkdir", b"d", 0o755)),
+            (0, ("mkdir", b"d/e", 0o755)),
+            (0, ("enter", b"d/e")),
+            *([(0, ("open", b".", os.O_RDONLY, 0, 1))] if kept else []),
+            (0, ("rmdir", b"../e")),
+            (0, ("listdir", b".")),
+            (0, ("rmdir", b"../../d")),
+            (0, ("listdir", b".")),
+            (0, ("listdir", b"..")),
+            (0, ("open", b".", os.O_RDONLY | os.O_DIRECTORY, 0, 2)),
+            (0, ("listfd", 2)),
+            (0, ("listfd", 1)),
+            (0, ("fstat", 2)),
+            (0, ("mkdirat", 2, b"x", 0o755)),
+            (0, ("openat", 2, b".", os.O_RDONLY, 0, 3)),
+            (0, ("listfd", 3)),
+        ]
+    )

@@ -111,7 +111,7 @@ class Maker:
                 self._slot(),
             )
         if self.random.randrange(6) == 0:
-            return "openat", self._slot(), choose(NAMES), flags, self._mode(), self._slot()
+            return "openat", self._slot(), choose((*NAMES, b".")), flags, self._mode(), self._slot()
         return "open", self._path(), flags, self._mode(), self._slot()
 
     def _on_handle(self) -> Op:
