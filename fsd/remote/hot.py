@@ -44,8 +44,8 @@ from fsd.remote.patience import Patience
 from fsd.remote.proxy import proxy_for
 from fsd.remote.resolve import Resolver
 from fsd.remote.sent import SentCommit
-from fsd.remote.transport import Answer, Connection
-from fsd.wire.frame import Blob, pack_pieces, unpack
+from fsd.remote.transport import Answer, Connection, Cut
+from fsd.wire.frame import Blob, FrameReader, pack_pieces, unpack
 from fsd.wire.messages import (
     MEDIA_TYPE,
     NO_MARK,
@@ -376,11 +376,17 @@ class HttpRemote:
     def _blobs_once(self, asked: list[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
         # One blob may stand above the bound alone; the table of 256 is small.
         bound = BLOBS_GET_BYTES + BLOCK
-        raw = self._exchanged("POST", "/blobs", [packb(asked)], timeout, bound + _HEAD_ROOM)
+        reader = FrameReader(blobs_max=BLOBS_GET_MAX, bytes_max=bound, header_max=_HEAD_ROOM)
         try:
-            header, got = unpack(
-                raw, blobs_max=BLOBS_GET_MAX, bytes_max=bound, header_max=_HEAD_ROOM, views=True
+            answer = self._answer(
+                "POST", "/blobs", [packb(asked)], timeout, bound + _HEAD_ROOM, cut=reader.next
             )
+            if answer.pieces:
+                header, got = reader.frame(answer.pieces)
+            else:
+                header, got = unpack(
+                    answer.body, blobs_max=BLOBS_GET_MAX, bytes_max=bound, header_max=_HEAD_ROOM, views=True
+                )
             gone = _asked_for(header["absent"], asked)
         except (UsageError, KeyError, TypeError) as exc:
             raise Unavailable("the answer to a request for content is no answer") from exc
@@ -429,12 +435,14 @@ class HttpRemote:
         timed: bool = True,
         on: Connection | None = None,
     ) -> bytes:
-        """As `_exchanged`, as bytes: of a large answer a copy."""
+        """As `_answer`, its body as bytes: of a large one a copy."""
         return bytes(
-            self._exchanged(method, path, pieces, timeout, body_max, media=media, key=key, timed=timed, on=on)
+            self._answer(
+                method, path, pieces, timeout, body_max, media=media, key=key, timed=timed, on=on
+            ).body
         )
 
-    def _exchanged(
+    def _answer(
         self,
         method: str,
         path: str,
@@ -446,8 +454,9 @@ class HttpRemote:
         key: str = "",
         timed: bool = True,
         on: Connection | None = None,
-    ) -> bytes | bytearray:
-        """The body of a 200 or 201; raises what the server said, or `Unavailable`."""
+        cut: Cut | None = None,
+    ) -> Answer:
+        """A 200 or 201; raises what the server said, or `Unavailable`."""
         length = sum(map(len, pieces))
         call_id, head = self._head(method, path, length if pieces else None, media, key)
         connection = on or self._connection()
@@ -456,14 +465,15 @@ class HttpRemote:
         wait = patience.within(length) if patience is not None else None
         began = self._host.monotonic()
         try:
-            answer = connection.exchange(head, pieces, timeout, body_max, wait)
+            answer = connection.exchange(head, pieces, timeout, body_max, wait, cut)
             self._check_owner(connection, answer, call_id)
         except Unavailable:
             self._health = Health(reachable=False, rtt_ms=self._health.rtt_ms)
             if patience is not None and connection.silent:
                 patience.silent()
             raise
-        return self._body(answer, began, patience)
+        self._body(answer, began, patience)
+        return answer
 
     def _head(self, method: str, path: str, length: int | None, media: str, key: str) -> tuple[str, bytes]:
         """The call's own id and the request's head; `length` None: it has no body."""

@@ -17,10 +17,11 @@ import re
 import select
 import socket
 import ssl
+import struct
 import sys
 import termios
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
@@ -35,6 +36,10 @@ _GROUP: Final = 1000  # pieces in one sendmsg; IOV_MAX is 1024
 _TLS_PIECE: Final = 256 * KIB
 _RECV: Final = 64 * KIB  # larger buffers are mapped and unmapped for each call
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|$)")
+_LARGE: Final = 256 * KIB  # of a body that may come in pieces
+_LOOK: Final = 4 * KIB
+# How long the next piece of a body is to be, of the pieces there are and the bytes to come; 0: all of them.
+Cut: TypeAlias = Callable[[Sequence[bytes], int], int]
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
 
 
@@ -44,6 +49,7 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes | bytearray
+    pieces: Sequence[bytes] = ()  # of a body that was received in pieces, and is empty then
 
 
 class Stale(Exception):
@@ -107,6 +113,11 @@ def _unsent(sock: socket.socket) -> int:
     return int.from_bytes(found, sys.byteorder)
 
 
+def _span(seconds: float) -> bytes:
+    """As a `struct timeval`, in which 0 is for ever."""
+    return struct.pack("ll", int(seconds), max(1000, int(seconds % 1 * 1e6)))
+
+
 class Connection:
     """One connection to a server. One thread at a time, except `abort`, which any thread may call."""
 
@@ -138,35 +149,48 @@ class Connection:
         timeout: float,
         body_max: int,
         patience: float | None = None,
+        cut: Cut | None = None,
     ) -> Answer:
-        """Send a request and receive its answer; raises `Unavailable`, `patience` seconds after the last of
-        it went when nothing of an answer came, else after `timeout` (see `_Clock`). Repeats it once on a new
-        connection when a kept one turns out to be closed, so the request must be one that may arrive twice.
+        """Send a request and receive its answer, a large body in pieces as `cut` says (not over TLS). Raises
+        `Unavailable`, `patience` seconds after the last of it went when nothing of an answer came, else after
+        `timeout` (see `_Clock`). Repeats it once on a new connection when a kept one turns out to be closed,
+        so the request must be one that may arrive twice.
         """
         clock = _Clock(self._monotonic, timeout, patience, sum(map(len, pieces)))
         try:
-            return self._exchange(head, pieces, clock, body_max)
+            return self._exchange(head, pieces, clock, body_max, cut)
         finally:
             self.silent = clock.silent
 
     def _exchange(
-        self, head: bytes, pieces: Sequence[bytes | memoryview], clock: _Clock, body_max: int
+        self,
+        head: bytes,
+        pieces: Sequence[bytes | memoryview],
+        clock: _Clock,
+        body_max: int,
+        cut: Cut | None,
     ) -> Answer:
         reused = self._sock is not None and self._quiet()
         try:
-            return self._once(head, pieces, clock, body_max, reused)
+            return self._once(head, pieces, clock, body_max, cut, reused)
         except Stale:
-            return self._once(head, pieces, clock, body_max, False)
+            return self._once(head, pieces, clock, body_max, cut, False)
 
     def _once(
-        self, head: bytes, pieces: Sequence[bytes | memoryview], clock: _Clock, body_max: int, reused: bool
+        self,
+        head: bytes,
+        pieces: Sequence[bytes | memoryview],
+        clock: _Clock,
+        body_max: int,
+        cut: Cut | None,
+        reused: bool,
     ) -> Answer:
         done = False
         try:
             if not reused:
                 self._connect(clock)
             sent_all = self._send([head, *pieces], clock)
-            answer, keep = self._receive(clock, body_max, reused)
+            answer, keep = self._receive(clock, body_max, cut, reused)
             # An answer before the request was whole (an error) leaves the connection unusable.
             done = keep and sent_all and not self._buffer
             return answer
@@ -383,9 +407,10 @@ class Connection:
             return False
         return True
 
-    def _receive(self, clock: _Clock, body_max: int, reused: bool) -> tuple[Answer, bool]:
+    def _receive(self, clock: _Clock, body_max: int, cut: Cut | None, reused: bool) -> tuple[Answer, bool]:
+        cut = None if isinstance(self._sock, ssl.SSLSocket) else cut
         for _ in range(INTERIM_MAX):
-            status, headers, keep = self._head(clock, reused)
+            status, headers, keep = self._head(clock, reused, alone=cut is not None)
             if status >= 200:
                 break
         else:
@@ -406,12 +431,43 @@ class Connection:
                 # Not an fsd error body, whatever it is; the status alone says enough.
                 return Answer(status, headers, b""), False
             raise ValueError(f"an answer of {size} bytes, at most {bound} were expected")
+        if cut is not None and status < 300 and size >= _LARGE:
+            return Answer(status, headers, b"", self._cut(size, clock, cut)), keep
         return Answer(status, headers, self._exactly(size, clock)), keep
 
-    def _head(self, clock: _Clock, reused: bool) -> tuple[int, dict[str, str], bool]:
+    def _cut(self, size: int, clock: _Clock, cut: Cut) -> list[bytes]:
+        pieces: list[bytes] = []
+        while size:
+            pieces.append(self._piece(min(size, cut(pieces, size) or size), clock))
+            size -= len(pieces[-1])
+        return pieces
+
+    def _piece(self, size: int, clock: _Clock) -> bytes:
+        """The next `size` bytes, received where they stay, and with one call: it waits in the kernel, and
+        wants the interpreter once."""
+        sock = self._sock
+        assert sock is not None
+        have = min(size, len(self._buffer))
+        parts = [bytes(self._buffer[:have])] if have else []
+        del self._buffer[:have]
+        while have < size:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _span(clock.left()))
+            sock.settimeout(None)
+            try:
+                got = sock.recv(size - have, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue  # `left` says that it is over
+            if not got:
+                raise ValueError(f"the answer was cut after {have} of {size} bytes")
+            parts.append(got)
+            have += len(got)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _head(self, clock: _Clock, reused: bool, *, alone: bool) -> tuple[int, dict[str, str], bool]:
+        """`alone`: nothing behind it is received, which is to be received elsewhere."""
         while (found := self._taken()) is None:
             try:
-                got = self._fill(clock)
+                got = self._fill(clock, head=alone)
             except ConnectionResetError:
                 if reused and not self._buffer:
                     raise Stale from None
@@ -448,20 +504,26 @@ class Connection:
         keep = match[1] == b"1" and headers.get("connection", "").lower() != "close"
         return int(match[2]), headers, keep
 
-    def _fill(self, clock: _Clock) -> bool:
-        """Receive some bytes into the buffer; False at the end of the stream."""
+    def _fill(self, clock: _Clock, *, head: bool = False) -> bool:
+        """Receive some bytes into the buffer, of a head no more than that; False at the end of the stream."""
         sock = self._sock
         assert sock is not None
         while True:
             sock.settimeout(clock.left())
             try:
-                got = sock.recv(_RECV)
+                got = self._recv_head(sock) if head else sock.recv(_RECV)
                 break
             except TimeoutError:
                 continue  # `left` knows whether it is over, or some of the request went meanwhile
         clock.heard()
         self._buffer += got
         return bool(got)
+
+    def _recv_head(self, sock: socket.socket) -> bytes:
+        """Some more of a head, and nothing of what is behind it."""
+        there = sock.recv(_LOOK, socket.MSG_PEEK)
+        end = (self._buffer + there).find(b"\r\n\r\n")
+        return sock.recv(len(there) if end < 0 else end + 4 - len(self._buffer)) if there else b""
 
     def _exactly(self, size: int, clock: _Clock) -> bytearray:
         """The next `size` bytes; large bodies are received in place."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 import zstandard
@@ -24,6 +25,7 @@ _HEAD: Final = struct.Struct(">4sI")
 RAW: Final = 0
 ZSTD: Final = 1
 _SAMPLE: Final = 16 * KIB
+PIECE_LEAST: Final = 64 * KIB  # a blob is not worth a call of its own below
 
 
 class _Codecs(threading.local):
@@ -117,11 +119,76 @@ def header_length(start: bytes | bytearray, most: int = COMMIT_HEADER_MAX) -> in
     return int(length)
 
 
-def _row(digest: object, codec: object, raw_len: object, stored: object) -> tuple[bytes, int, int, int]:
+Row: TypeAlias = tuple[bytes, int, int, int]  # hash, codec, raw length, stored length
+
+
+def _row(digest: object, codec: object, raw_len: object, stored: object) -> Row:
     """A row of the table by its types; bytes(n) and int(x) would also take what is neither."""
     if type(digest) is bytes and type(codec) is int and type(raw_len) is int and type(stored) is int:
         return digest, codec, raw_len, stored
     raise TypeError("a row of the blob table has other types")
+
+
+def _header(
+    raw: bytes | bytearray, left: int, blobs_max: int, bytes_max: int
+) -> tuple[dict[str, Any], list[Row]]:
+    """The header in `raw`, without its table, and that; `left` bytes of blobs follow."""
+    try:
+        header = msgpack.unpackb(raw, raw=False, use_list=False)
+        table = header.pop("blobs")
+        rows = [_row(*row) for row in table]
+    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as exc:
+        raise UsageError("the frame's header cannot be read") from exc
+    if len(rows) > blobs_max:
+        raise TooLarge(f"{len(rows)} blobs in one body, at most {blobs_max}")
+    total = sum(row[3] for row in rows)
+    if any(row[3] < 0 or not 0 < row[2] <= BLOCK or len(row[0]) != 32 for row in rows):
+        raise UsageError("the frame's blob table is damaged")
+    if total > bytes_max:
+        raise TooLarge(f"{total} blob bytes in one body, at most {bytes_max}")
+    if left != total:
+        raise UsageError(f"the body has {left} bytes of blobs, its table says {total}")
+    return header, rows
+
+
+def _sliced(rows: list[Row], view: memoryview) -> list[Blob]:
+    blobs, at = [], 0
+    for digest, codec, raw_len, stored in rows:
+        blobs.append(Blob(digest, codec, raw_len, view[at : at + stored]))
+        at += stored
+    return blobs
+
+
+class FrameReader:
+    """A frame that arrives in pieces: `next` says how long each is to be, `frame` then gives what `unpack`
+    would. Large blobs are pieces of their own, which nobody has to copy. One frame; raises as `unpack`."""
+
+    def __init__(self, *, blobs_max: int, bytes_max: int, header_max: int = COMMIT_HEADER_MAX) -> None:
+        self._bounds = blobs_max, bytes_max
+        self._header_max = header_max
+        self._header: dict[str, Any] = {}
+        self._rows: list[Row] | None = None
+
+    def next(self, pieces: Sequence[bytes], left: int) -> int:
+        """The length of the piece that follows `pieces`, with `left` bytes to come; 0: all of them."""
+        if not pieces:
+            return _HEAD.size
+        if len(pieces) == 1:
+            return header_length(pieces[0], self._header_max)
+        if self._rows is None:
+            self._header, self._rows = _header(pieces[1], left, *self._bounds)
+        if any(row[3] < PIECE_LEAST for row in self._rows):
+            return 0
+        return self._rows[len(pieces) - 2][3]
+
+    def frame(self, pieces: Sequence[bytes]) -> tuple[dict[str, Any], list[Blob]]:
+        """Header and blobs; the blobs not yet verified."""
+        if self._rows is None:
+            raise UsageError("the body is truncated inside its header")
+        stored = pieces[2:]
+        if len(stored) != len(self._rows):  # together in one
+            return self._header, _sliced(self._rows, memoryview(b"".join(stored)))
+        return self._header, [Blob(*row[:3], piece) for row, piece in zip(self._rows, stored, strict=True)]
 
 
 def unpack(
@@ -141,25 +208,6 @@ def unpack(
     head_end = _HEAD.size + length
     if len(body) < head_end:
         raise UsageError("the body is truncated inside its header")
-    try:
-        header = msgpack.unpackb(body[_HEAD.size : head_end], raw=False, use_list=False)
-        table = header.pop("blobs")
-        rows = [_row(*row) for row in table]
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as exc:
-        raise UsageError("the frame's header cannot be read") from exc
-    if len(rows) > blobs_max:
-        raise TooLarge(f"{len(rows)} blobs in one body, at most {blobs_max}")
-    total = sum(row[3] for row in rows)
-    if any(row[3] < 0 or not 0 < row[2] <= BLOCK or len(row[0]) != 32 for row in rows):
-        raise UsageError("the frame's blob table is damaged")
-    if total > bytes_max:
-        raise TooLarge(f"{total} blob bytes in one body, at most {bytes_max}")
-    if len(body) != head_end + total:
-        raise UsageError(f"the body has {len(body)} bytes, its table says {head_end + total}")
-    view = memoryview(body)
-    blobs, at = [], head_end
-    for digest, codec, raw_len, stored in rows:
-        piece = view[at : at + stored]
-        blobs.append(Blob(digest, codec, raw_len, piece if views else bytes(piece)))
-        at += stored
-    return header, blobs
+    header, rows = _header(body[_HEAD.size : head_end], len(body) - head_end, blobs_max, bytes_max)
+    blobs = _sliced(rows, memoryview(body)[head_end:])
+    return header, blobs if views else [blob._replace(stored=bytes(blob.stored)) for blob in blobs]
