@@ -53,6 +53,7 @@ EXIT_CRASHED: Final = 70
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How often the supervisor looks whether its daemon was killed and cannot end.
 LOOK: Final = 1.0
+FORK_PAUSE: Final = 5.0
 
 Say = Callable[[str], None]
 _pace = threading.Event()
@@ -384,8 +385,7 @@ class Supervisor:
         try:
             pid = _fork()
         except FsdError as exc:
-            self._channel.failed(exc)
-            raise
+            return self._no_daemon(exc, read_end, write_end)
         if pid == 0:
             os.close(write_end)
             # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.
@@ -408,6 +408,20 @@ class Supervisor:
         self._pipe = None
         os.close(write_end)
         return status
+
+    def _no_daemon(self, error: FsdError, read_end: int, write_end: int) -> int:
+        """No process could be started. Raises at the first mount; one that was there is not given up for a
+        limit that is met for a moment: the status counts as that of a daemon which died at once, a while
+        later."""
+        os.close(read_end)
+        os.close(write_end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if not self._restarts:
+            self._channel.failed(error)
+            raise error
+        _log(self._known, error.message)
+        _pace.wait(FORK_PAUSE)
+        return EXIT_CRASHED << 8  # as waitpid tells it
 
     def _wait_for(self, pid: int) -> int:
         """The status of the daemon `pid` when it has ended. One that was killed and cannot end is helped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -19,7 +20,7 @@ import trio.testing
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import entries, feed, fresh, runtime, sender
+from fsd.kernel import entries, feed, fresh, runtime, sender, supervisor
 from fsd.kernel.channel import Channel
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, PAUSED, Machine
@@ -30,7 +31,7 @@ from fsd.kernel.options import mount_id
 from fsd.kernel.stop import MERGE, Drained, Stopper, quiet
 from fsd.kernel.supervisor import Supervisor
 from fsd.model.errors import HistoryChanged, NotFound, Unavailable
-from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
+from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX, RESTARTS_MAX
 from fsd.vfs.commit import CommitJob
 from fsd.vfs.loads import AskJob
 from fsd.vfs.log import SyncJob
@@ -435,6 +436,39 @@ class TestSupervisor:
         assert told == [b"s"]
         os.close(read_end)
         os.close(write_end)
+
+    def test_a_restart_for_which_there_is_no_process_is_tried_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A limit on processes that is met for a moment ends no mount; nor does it leave pipes open."""
+        record = SimpleNamespace(log=os.fspath(tmp_path / "log"), source="fsd:x", state="mounted")
+        directory = SimpleNamespace(read=lambda mount_id: record)
+        options = SimpleNamespace(mount_id="m", notify_socket=None, host=Host())
+        made = Supervisor(cast(Any, options), tmp_path, cast(Any, directory), Channel(None))
+        asked: list[int] = []
+
+        def none_left() -> int:
+            asked.append(1)
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(os, "fork", none_left)
+        monkeypatch.setattr(supervisor, "FORK_PAUSE", 0.0)
+        monkeypatch.setattr(supervisor, "still_listed", lambda place, source: True)
+        monkeypatch.setattr(Supervisor, "_update", lambda *args, **more: None)
+        given_up: list[str] = []
+        monkeypatch.setattr(Supervisor, "_give_up", lambda self, record, how: given_up.append(how) or 1)
+        made._restarts = 1
+        before = len(os.listdir("/proc/self/fd"))
+        while (code := made._after(made._one_daemon())) is None:
+            pass
+        assert code == 1
+        assert len(asked) == RESTARTS_MAX + 1 and "times in 10 minutes" in given_up[0]
+        assert len(os.listdir("/proc/self/fd")) == before
+        text = (tmp_path / "log").read_text()
+        assert text.count("no thread or process to give") == RESTARTS_MAX + 1
+        made._restarts = 0
+        with pytest.raises(Unavailable, match="no thread or process"):
+            made._one_daemon()
 
 
 class TestStopRoutes:
