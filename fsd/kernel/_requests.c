@@ -9,6 +9,10 @@
  * leaves the waiting for the next request to what receives it (may_wait), as long as only a write to its eventfd can
  * end it too: what is answered here then costs a poll, a read and a write.
  *
+ * So is a read of a small file whose bytes the handler of its open gave along (file_bytes), as long as nothing comes
+ * between that may change any file. And the release of a handle that only read: nobody waits for what it does here,
+ * which is done before the next handler is called or anything else happens (take_released).
+ *
  * pyfuse3 receives by calling libfuse's fuse_session_receive_buf. The function of that name here comes first when
  * this library is loaded before pyfuse3 and for all to see (RTLD_GLOBAL; fsd/kernel/requests.py does), as with a
  * preloaded library. It passes on and looks at the head of what came. Both it and last() are called under the
@@ -27,6 +31,7 @@
 #include <poll.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* The beginnings of requests as the kernel lays them out (protocol 7.33); older headers do not know the flags. */
@@ -51,11 +56,20 @@ struct request {
             uint32_t flags, padding;
         } write;
         struct {
+            uint64_t fh, offset;
+            uint32_t size, read_flags;
+        } read;
+        struct {
+            uint64_t fh;
+            uint32_t flags, release_flags;
+        } release;
+        struct {
             uint64_t lookups;
         } forget;
     } in;
 };
-enum { OP_FORGET = 2, OP_GETATTR = 3, OP_SETATTR = 4, OP_OPEN = 14, OP_WRITE = 16, OP_GETXATTR = 22 };
+enum { OP_FORGET = 2, OP_GETATTR = 3, OP_SETATTR = 4, OP_OPEN = 14, OP_READ = 15, OP_WRITE = 16 };
+enum { OP_RELEASE = 18, OP_GETXATTR = 22 };
 enum { SETATTR_KILLS = 1 << 11, OPEN_KILLS = 1 << 0, WRITE_FROM_PAGES = 1 << 0, WRITE_KILLS = 1 << 2 };
 enum { KILLS = 1, FROM_PAGES = 2, APPENDS = 4, PLACED = 8 }; /* what last() tells */
 /* So many are answered here in a row: whoever asks without an end must not keep the loop from what was posted to it. */
@@ -97,6 +111,13 @@ static struct directory {
     int changed;            /* what a handler said of it since; else the kernel has no reason to ask */
 } directories[8];
 static size_t next_directory;
+static struct {
+    uint64_t fh;
+    PyObject *bytes; /* NULL: none */
+} files[8];          /* whole files by handles that read them */
+static size_t next_file;
+static uint64_t released[256]; /* handles that were only read by and are closed */
+static size_t released_count;
 
 /* libfuse's own, as the library that called would have found it without us. */
 static void *find_real(void *caller, const char *name)
@@ -110,10 +131,29 @@ static void *find_real(void *caller, const char *name)
     return handle ? dlsym(handle, name) : NULL;
 }
 
+static void forget_files(void)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof(files) / sizeof(*files); i++)
+        Py_CLEAR(files[i].bytes);
+}
+
 static void forget_all(void)
 {
     memset(bare, 0, sizeof(bare));
     memset(directories, 0, sizeof(directories));
+    forget_files();
+}
+
+static size_t find_file(uint64_t fh)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof(files) / sizeof(*files); i++)
+        if (files[i].bytes && files[i].fh == fh)
+            break;
+    return i;
 }
 
 static struct directory *find_directory(uint64_t nodeid)
@@ -133,7 +173,12 @@ static void passes(uint32_t opcode, uint64_t nodeid)
     size_t i;
 
     switch (opcode) {
+    case OP_OPEN:
+        if (newest.in.open.flags & O_TRUNC)
+            forget_files();
+        return;
     case OP_SETATTR:
+        forget_files();
         found = find_directory(nodeid);
         if (found)
             memset(found, 0, sizeof(*found));
@@ -141,9 +186,7 @@ static void passes(uint32_t opcode, uint64_t nodeid)
     case 1: /* lookup */
     case 3: /* getattr */
     case 5: /* readlink */
-    case 14: /* open */
     case 15: /* read */
-    case 16: /* write */
     case 17: /* statfs */
     case 18: /* release */
     case 20: /* fsync */
@@ -157,6 +200,9 @@ static void passes(uint32_t opcode, uint64_t nodeid)
     case 36: /* interrupt */
     case 44: /* readdirplus */
         return;
+    case OP_WRITE:
+        forget_files();
+        return;
     case 6: /* symlink */
     case 8: /* mknod */
     case 9: /* mkdir */
@@ -166,6 +212,7 @@ static void passes(uint32_t opcode, uint64_t nodeid)
     case 13: /* link */
     case 35: /* create */
     case 45: /* rename2 */
+        forget_files();
         /* Which directories change the handler says, or nobody does. */
         for (i = 0; i < sizeof(directories) / sizeof(*directories); i++)
             directories[i].changed = 0;
@@ -194,6 +241,44 @@ static int descriptor(struct fuse_session *se, void *caller)
     return real ? real(se) : -1;
 }
 
+/* Whether an answer went out. Whoever asked may be gone (ENOENT), or all is (ENODEV): the next read says so. */
+static int told_all(struct fuse_session *se, void *caller, const struct head *head, const void *bytes, size_t length)
+{
+    struct answer out = {(uint32_t)(sizeof(out) + length), 0, head->unique};
+    struct iovec both[2] = {{&out, sizeof(out)}, {(void *)bytes, length}};
+
+    return writev(descriptor(se, caller), both, length ? 2 : 1) >= 0 || errno == ENOENT || errno == ENODEV;
+}
+
+/* Whether what came was a read of a file whose bytes are here, or the end of a handle that was only read by. */
+static int served(struct fuse_session *se, void *caller, const struct fuse_buf *buf)
+{
+    struct request one;
+    size_t at, length;
+    const char *bytes;
+
+    if (buf->size < sizeof(one.head) + sizeof(one.in.read))
+        return 0;
+    memcpy(&one, buf->mem, sizeof(one.head) + sizeof(one.in.read));
+    if (one.head.opcode == OP_READ) {
+        at = find_file(one.in.read.fh);
+        if (at == sizeof(files) / sizeof(*files))
+            return 0;
+        bytes = PyBytes_AS_STRING(files[at].bytes);
+        length = (size_t)PyBytes_GET_SIZE(files[at].bytes);
+        if (one.in.read.offset > length)
+            one.in.read.offset = length;
+        length -= (size_t)one.in.read.offset;
+        return told_all(se, caller, &one.head, bytes + one.in.read.offset,
+                        length < one.in.read.size ? length : one.in.read.size);
+    }
+    if ((one.in.release.flags & O_ACCMODE) != O_RDONLY ||
+        released_count == sizeof(released) / sizeof(*released) || !told_all(se, caller, &one.head, NULL, 0))
+        return 0;
+    released[released_count++] = one.in.release.fh;
+    return 1;
+}
+
 /* Whether what came is a question that was answered here. */
 static int answer(struct fuse_session *se, void *caller, const struct fuse_buf *buf)
 {
@@ -206,6 +291,8 @@ static int answer(struct fuse_session *se, void *caller, const struct fuse_buf *
     if (!answers || buf->flags & FUSE_BUF_IS_FD || buf->size < sizeof(head))
         return 0;
     memcpy(&head, buf->mem, sizeof(head));
+    if (head.opcode == OP_READ || head.opcode == OP_RELEASE)
+        return served(se, caller, buf);
     if (head.opcode == OP_GETXATTR) {
         /* behind the head: size, padding, the name with its zero */
         if (buf->size != sizeof(head) + 8 + sizeof(capability) ||
@@ -454,6 +541,40 @@ static PyObject *changed_directory(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *file_bytes(PyObject *self, PyObject *args)
+{
+    unsigned long long fh;
+    PyObject *bytes;
+
+    if (!PyArg_ParseTuple(args, "KS", &fh, &bytes))
+        return NULL;
+    Py_INCREF(bytes);
+    Py_XSETREF(files[next_file].bytes, bytes);
+    files[next_file].fh = fh;
+    next_file = (next_file + 1) % (sizeof(files) / sizeof(*files));
+    Py_RETURN_NONE;
+}
+
+static PyObject *take_released(PyObject *self, PyObject *none)
+{
+    PyObject *all, *one;
+    size_t i;
+
+    if (!released_count)
+        Py_RETURN_NONE;
+    all = PyTuple_New((Py_ssize_t)released_count);
+    for (i = 0; all && i < released_count; i++) {
+        one = PyLong_FromUnsignedLongLong(released[i]);
+        if (one)
+            PyTuple_SET_ITEM(all, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(all);
+    }
+    if (all)
+        released_count = 0;
+    return all;
+}
+
 static PyMethodDef methods[] = {
     {"last", last, METH_NOARGS,
      "Of the request received last: its operation (0: none was seen), what it says (1: the set-id bits go, 2: written "
@@ -471,6 +592,10 @@ static PyMethodDef methods[] = {
     {"changed_directory", changed_directory, METH_VARARGS,
      "A handler changed this directory: its inode, mtime and ctime (ns), nlink and size are these now, all else is as "
      "it was told last."},
+    {"file_bytes", file_bytes, METH_VARARGS,
+     "What this handle, which only reads, reads of its file: all there is of it, until something may change it."},
+    {"take_released", take_released, METH_NOARGS,
+     "The handles whose release was answered here since the last call; None: there are none."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import signal
 from typing import Final, NamedTuple
 
+from fsd.kernel.handlers import interrupted
 from fsd.kernel.machine import Machine
-from fsd.kernel.operations import interrupted
 
 PATIENCE = 1.0
 _KILL: Final = 1 << signal.SIGKILL - 1

@@ -11,7 +11,7 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyfuse3
@@ -20,6 +20,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from fsd.kernel import requests
 from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
+from fsd.kernel.handlers import handler, translated
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
 from fsd.kernel.requests import (
@@ -27,12 +28,14 @@ from fsd.kernel.requests import (
     Change,
     acts_as_owner,
     changes_owner,
+    file_bytes,
     may_keep_bits,
     newest,
     take_forgotten,
+    take_released,
 )
 from fsd.model.acl import NAMES
-from fsd.model.errors import FsdError, PosixError, Unavailable
+from fsd.model.errors import PosixError, Unavailable
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
 
@@ -51,6 +54,8 @@ MAPPED = 1 << 63
 # What `ls -l` asks of each file. Where the kernel has SELinux it answers itself, elsewhere nobody has labels:
 # told so (and not only that this file has none) ls asks of one file of a mount and of no other.
 _LABEL = b"security.selinux"
+# Files up to this size are read without a handler where their bytes are at hand.
+READ_HERE_MAX = 64 * 1024
 # The name in a `create` that is O_TMPFILE (`_extra.c`).
 _UNNAMED = b"/"
 
@@ -63,36 +68,6 @@ def _groups(ctx: RequestContext) -> Collection[int]:
 def _as_owner(ctx: RequestContext) -> Collection[int]:
     """The groups whose set-group-ID bit stays where the caller changes an owner."""
     return EVERY_GROUP if may_keep_bits(ctx.pid, ctx.uid) else _groups(ctx)
-
-
-def translated(exc: Exception, what: str) -> FUSEError:
-    """The errno `exc` is told with. Unexpected ones are logged with their traceback."""
-    if isinstance(exc, FUSEError):
-        return exc
-    if isinstance(exc, FsdError):
-        if exc.errno in (errno.EIO, errno.ENOSPC):
-            log.warning("%s: %s: %s", what, errno.errorcode[exc.errno], exc)
-        return FUSEError(exc.errno)
-    log.error("%s failed unexpectedly; the caller gets EIO", what, exc_info=exc)
-    return FUSEError(errno.EIO)
-
-
-def handler(body: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
-    """pyfuse3's coroutine around `body`; see the module."""
-    what = body.__name__
-
-    @functools.wraps(body)
-    async def run(self: FsdOperations, *args: Any) -> R:
-        try:
-            return body(self, *args)
-        except Park as exc:
-            # Its frames hold what the call had made so far, a megabyte for a read, and this one holds them.
-            park = exc.with_traceback(None)
-        except Exception as exc:  # noqa: BLE001 - translated, never swallowed
-            raise translated(exc, what) from None
-        return await self.parked(body, args, park)
-
-    return run
 
 
 def sets_nothing(fields: SetattrFields) -> bool:
@@ -193,6 +168,17 @@ class FsdOperations(pyfuse3.Operations):
     def _forget_ahead(self) -> None:
         if requests.forget_answers():
             self.answered = self._now()
+        released = take_released()
+        if released is not None:
+            self.were_released(released)
+
+    def were_released(self, handles: Sequence[int]) -> None:
+        """Of handles whose release is answered."""
+        for fh in handles:
+            try:
+                self._release(fh)
+            except Exception:
+                log.exception("release of %d failed", fh)
 
     def _told_file(self, nodeid: int, inode: Inode) -> None:
         """The kernel is told the attributes of a file that is open, or will be."""
@@ -374,9 +360,13 @@ class FsdOperations(pyfuse3.Operations):
         mode = self._volume.node(ino).mode
         fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx, kills)
         self._opened(fh, flags, ino, ctx)
+        kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             self._told_file(nodeid, self._volume.node(ino))
-        kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
+        elif self._known_ahead and not flags & (os.O_DIRECT | os.O_TRUNC) and not self.direct.writers:
+            data = self._volume.at_hand(fh, READ_HERE_MAX, kept=kept)
+            if data is not None:
+                file_bytes(fh, data)
         without_flush(not self._volume.needs_flush(fh))
         answer = FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
         if flags & os.O_TRUNC and self._volume.node(ino).mode != mode:
@@ -481,6 +471,9 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def release(self, fh: int) -> None:
+        self._release(fh)
+
+    def _release(self, fh: int) -> None:
         self._volume.release(fh)
         self._openers.pop(fh, None)
         self.direct.closed(fh)
@@ -589,8 +582,3 @@ class FsdOperations(pyfuse3.Operations):
     def removexattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> None:
         self._check_xattr(name)
         self._volume.removexattr(self._ino(nodeid), name)
-
-
-def interrupted() -> FUSEError:
-    """What a parked request of a caller that is to end ends with."""
-    return FUSEError(errno.EINTR)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NoReturn
 
 from fsd.model.blocks import Parts, pieces, seen
-from fsd.model.errors import DiskFailed, NoSpace, PosixError
+from fsd.model.errors import DiskFailed, IntegrityError, NoSpace, PosixError
 from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
 from fsd.vfs.compact import compact
 from fsd.vfs.content import Content, Flight
 from fsd.vfs.extents import Run
 from fsd.vfs.loads import READ_AHEAD
-from fsd.vfs.log import TRUNC, WRITE
+from fsd.vfs.log import PAGE, TRUNC, WRITE
 from fsd.vfs.names import NameCalls
 from fsd.vfs.node import Inode
 from fsd.vfs.records import TIME
@@ -252,6 +252,31 @@ class FileCalls(NameCalls):
                 self.siblings.missed(handle.node)
             raise Park(want)
         return [(at, memoryview(have[digest])[boff : boff + length]) for at, length, boff, digest in plan]
+
+    def at_hand(self, fh: int, most: int, *, kept: bool) -> bytes | None:
+        """All of a file of at most `most` bytes that is opened for reading, as `read` gives it, where that is
+        a look into memory or into the log, and may be asked for: of one whose pages are `kept` only the last,
+        if that was not written whole. Else None."""
+        node = self.handle(fh).node
+        size, content = node.size, node.content
+        if content is None or node.stale or not 0 < size <= most or (kept and not size % PAGE):
+            return None
+        runs = content.extents.runs(0, size)
+        if not runs:
+            found = pieces(content.shown(0), 0, size)
+            if len(found) != 1 or found[0].at or found[0].length != size:
+                return None
+            data = self.core.recent.in_memory(found[0].hash)
+            if data is None:
+                return None
+            self.siblings.read(found[0].hash)
+            return data[found[0].boff : found[0].boff + size]
+        if len(runs) > 1 or runs[0].start or runs[0].end != size or runs[0].ref:
+            return None
+        try:
+            return self.core.log.read(runs[0].pos, size)
+        except IntegrityError:
+            return None  # a read that comes is told
 
     def read_ahead(self, handle: Handle, content: Content, offset: int, end: int) -> None:
         """A sequential reader finds the next blocks already on their way: few at first, and later half of

@@ -59,6 +59,35 @@ def test_a_directory_that_was_changed_asks_no_handler(answers: dict[str, Any]) -
         assert one["ahead"] == (changed and change not in NEITHER), what
 
 
+def test_a_read_is_answered_as_a_handler_would(played: dict[str, Any]) -> None:
+    for what, one in played["reads"].items():
+        assert one["first"] == one["second"], what
+        assert one["first"][0] == 0, what
+    lengths = {what: len(one["second"][1]) // 2 for what, one in played["reads"].items()}
+    assert lengths["written"] == 3000 and lengths["a part"] == lengths["over the end"] == 500
+    assert lengths["at the end"] == lengths["behind it"] == lengths["emptied since"] == 0
+    assert lengths["cut since"] == 100 and lengths["of two pieces"] == 8192
+
+
+def test_a_read_asks_no_handler_where_its_file_is_as_it_was_opened(played: dict[str, Any]) -> None:
+    ahead = {what for what, one in played["reads"].items() if one["ahead"]}
+    whole = {"written", "a part", "over the end", "at the end", "behind it", "committed"}
+    assert ahead == whole
+
+
+def test_a_handle_is_released_before_anything_that_comes_after_it(played: dict[str, Any]) -> None:
+    assert played["releases"] == {
+        "pages kept by the first": True,
+        "at once": 0,
+        "pages kept by the next": True,
+        "after the next": 0,
+        "after a posted call": 1,
+        "open without a name": 1,
+        "closed without a name": 0,
+        "many": True,
+    }
+
+
 def test_capabilities_are_asked_for_where_there_may_be_some(answers: dict[str, Any]) -> None:
     ahead = {what: one["ahead"] for what, one in answers.items() if ", " not in what}
     assert ahead == {

@@ -3,8 +3,9 @@
 `main` is a process of its own (`sys.argv[1]`: a directory for it), since pyfuse3 has one session. It makes
 changes in two directories and asks after each what the kernel asks, twice: at once, when the answer may be
 known ahead, and after a posted call, when a handler gives it. Prints one JSON object: for each change and
-question both answers, and whether the first came from ahead; and how often the loop was asked for what else
-there is while ROW questions came that are answered ahead.
+question both answers, and whether the first came from ahead; the same of reads; what became of handles whose
+release was answered ahead; and how often the loop was asked for what else there is while ROW questions came
+that are answered ahead.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from support.inproc import InProcess, NoCache
 HEAD = struct.Struct("<IIQQIIIHH")
 GETATTR, SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 3, 4, 6, 8, 9, 10, 11, 12, 13
 SETXATTR, GETXATTR, REMOVEXATTR, INIT, CREATE, RENAME2 = 21, 22, 24, 26, 35, 45
+OPEN, READ, WRITE, RELEASE, FSYNC = 14, 15, 16, 18, 20
+KEEP_CACHE = 1 << 1
 CAPABILITY = b"security.capability"
 ROW = 300
 FLAGS = 1 << 13  # READDIRPLUS, which pyfuse3 wants; nothing that moves requests through pipes
@@ -65,6 +68,32 @@ class Kernel:
     def capability(self, node: int) -> tuple[int, bytes]:
         return self.ask(GETXATTR, node, struct.pack("<II", 64, 0) + CAPABILITY + b"\0")
 
+    def make(self, name: bytes, data: bytes) -> tuple[int, int]:
+        """A new file with these bytes: its node, and a handle that writes it."""
+        flags = os.O_RDWR | os.O_CREAT
+        error, answer = self.ask(CREATE, 1, struct.pack("<IIII", flags, 0o100644, 0o022, 0) + name + b"\0")
+        assert not error, os.strerror(-error)
+        node, fh = struct.unpack_from("<Q", answer)[0], struct.unpack_from("<Q", answer, 128)[0]
+        self.write(fh, 0, data)
+        return node, fh
+
+    def open(self, node: int, flags: int = os.O_RDONLY) -> tuple[int, int]:
+        """A handle, and what the answer says of it."""
+        error, answer = self.ask(OPEN, node, struct.pack("<II", flags, 0))
+        assert not error, os.strerror(-error)
+        fh, told = struct.unpack_from("<QI", answer)
+        return fh, told
+
+    def read(self, fh: int, offset: int = 0, size: int = 4096) -> tuple[int, bytes]:
+        return self.ask(READ, 0, struct.pack("<QQIIQII", fh, offset, size, 0, 0, 0, 0))
+
+    def write(self, fh: int, offset: int, data: bytes) -> None:
+        body = struct.pack("<QQIIQII", fh, offset, len(data), 0, 0, os.O_RDWR, 0) + data
+        assert not self.ask(WRITE, 0, body)[0]
+
+    def release(self, fh: int, flags: int = os.O_RDONLY) -> None:
+        assert self.ask(RELEASE, 0, struct.pack("<QIIQ", fh, flags, 0, 0)) == (0, b"")
+
 
 class Player:
     """`handled` counts the questions that came to a handler."""
@@ -82,7 +111,7 @@ class Player:
         self.operations = FsdOperations(self.machine)
         self.kernel = Kernel()
         self.handled = 0
-        for name in ("getattr", "getxattr"):
+        for name in ("getattr", "getxattr", "read"):
             setattr(self.volume, name, self.counted(getattr(self.volume, name)))
 
     def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,6 +149,15 @@ class Player:
         done = threading.Event()
         self.loop.post(lambda: (call(), done.set()))
         assert done.wait(60), "the loop does not go on"
+
+    def committed(self, fh: int) -> None:
+        """What was written by this handle is at the server. On the loop's thread."""
+        try:
+            self.volume.fsync(fh, False)
+        except Park as park:
+            while not park.want.finished:
+                for job in self.volume.jobs():
+                    self.volume.finish(job, job.run(self.remote, NoCache()))
 
     def both(self, ask: Callable[[int], tuple[int, bytes]], node: int) -> dict[str, object]:
         """The answer at once, and that of a handler."""
@@ -207,6 +245,80 @@ def capabilities(player: Player) -> dict[str, dict[str, object]]:
     return found
 
 
+def reads(player: Player) -> dict[str, dict[str, object]]:
+    """Reads of small files, after all that may change what they give."""
+    kernel, volume = player.kernel, player.volume
+    data = os.urandom(3000)
+    node, writer = kernel.make(b"small", data)
+    found: dict[str, dict[str, object]] = {}
+
+    def look(what: str, offset: int = 0, size: int = 4096, then: Callable[[], object] | None = None) -> None:
+        fh, _ = kernel.open(node)
+        if then is not None:
+            then()
+        found[what] = player.both(lambda fh: kernel.read(fh, offset, size), fh)
+        kernel.release(fh)
+
+    look("written")
+    look("a part", 1000, 500)
+    look("over the end", 2500)
+    look("at the end", 3000)
+    look("behind it", 9000)
+    look("written since", then=lambda: kernel.write(writer, 10, b"other"))
+    look("again")
+    size = struct.pack("<IIQQQQQQIIIIIIII", 1 << 3, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    look("cut since", then=lambda: kernel.ask(SETATTR, node, size))
+    look(
+        "emptied since",
+        then=lambda: kernel.release(kernel.open(node, os.O_WRONLY | os.O_TRUNC)[0], os.O_WRONLY),
+    )
+    kernel.write(writer, 0, data)
+    look("another removed since", then=lambda: kernel.ask(UNLINK, 1, b"nothing\0"))
+    look("by others since", then=lambda: player.posted(lambda: volume.write(writer, 0, b"posted")))
+    player.posted(lambda: player.committed(writer))
+    look("committed")
+    kernel.write(writer, 0, os.urandom(4096))
+    kernel.write(writer, 4096, os.urandom(4096))
+    look("of two pieces", 0, 8192)
+    node, _ = kernel.make(b"large", os.urandom(70_000))
+    look("large", 65_536)
+    return found
+
+
+def releases(player: Player) -> dict[str, object]:
+    """What is known of handles right after their release, and after the next handler."""
+    kernel, volume = player.kernel, player.volume
+    node, writer = kernel.make(b"released", os.urandom(3000))
+    kernel.release(writer, os.O_RDWR)
+    found: dict[str, object] = {}
+    (first, told), before = kernel.open(node), len(volume.handles)
+    found["pages kept by the first"] = bool(told & KEEP_CACHE)
+    kernel.read(first)
+    kernel.release(first)
+    found["at once"] = before - len(volume.handles)
+    second, told = kernel.open(node)
+    found["pages kept by the next"] = bool(told & KEEP_CACHE)
+    found["after the next"] = before - len(volume.handles)
+    kernel.release(second)
+    player.posted()
+    found["after a posted call"] = before - len(volume.handles)
+    gone, _ = kernel.open(node)
+    assert not kernel.ask(UNLINK, 1, b"released\0")[0]
+    found["open without a name"] = len(volume.core.orphans)
+    kernel.release(gone)
+    kernel.getattr(1)
+    found["closed without a name"] = len(volume.core.orphans)
+    many = [kernel.open(kernel.make(b"many", b"x")[0])[0] for _ in range(1)]
+    many += [kernel.open(volume.node(1).entries[b"many"] or 0)[0] for _ in range(ROW)]
+    before = len(volume.handles)
+    for fh in many:
+        kernel.release(fh)
+    kernel.getattr(1)
+    player.posted()
+    found["many"] = before - len(volume.handles) == len(many)
+    return found
+
+
 def in_a_row(player: Player) -> int:
     """How often the loop had a turn while one question after the other was answered ahead."""
     scheduler, turns = player.loop.scheduler, list[int]()
@@ -226,7 +338,8 @@ def main() -> None:
     player = Player(Path(sys.argv[1]))
     player.start()
     found = {**changes(player), **capabilities(player)}
-    print(json.dumps({"answers": found, "asked": ROW, "turns": in_a_row(player)}), flush=True)
+    more = {"reads": reads(player), "releases": releases(player)}
+    print(json.dumps({"answers": found, **more, "asked": ROW, "turns": in_a_row(player)}), flush=True)
     os._exit(0)  # the loop's thread waits for requests
 
 

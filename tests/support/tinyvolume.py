@@ -177,6 +177,9 @@ class TinyVolume:
     def pages_kept(self, fh: int) -> bool:
         return False
 
+    def at_hand(self, fh: int, most: int, *, kept: bool) -> bytes | None:
+        return None
+
     def needs_flush(self, fh: int) -> bool:
         return True
 
