@@ -28,9 +28,17 @@ log = logging.getLogger(__name__)
 
 # A want ends by itself at `io_timeout`; this much later the waiter ends in any case.
 GRACE = 2.0
+# What has to be known (that all is committed, which files are open) is waited for so long: the loop's thread
+# may stand in an fsync of the log on a slow disk.
+ANSWER = 20.0
 # Ticks come ten times a second. What lies between two of them beyond this, the process did not run (a paused
 # sandbox, SIGSTOP): nobody has waited for the server meanwhile, whose answer may be there already.
 PAUSED = 2.0
+
+
+def silent() -> Unavailable:
+    """What is told where the loop's thread did not answer."""
+    return Unavailable("the FUSE thread does not answer", hint="its stacks are in the log")
 
 
 class LoopWait(Protocol):
@@ -87,6 +95,8 @@ class Machine:
         self._runner = Runner(remote, cache, self._deliver)
         self.at_once = AtOnce(*at_once, self._heard, self._runner.submit) if at_once is not None else None
         self._rest: Callable[[], None] | None = None  # of an answer whose callers go first
+        # Told before that: something is to happen in the volume that is no request.
+        self.news: Callable[[], None] | None = None
         self._parked: dict[int, Parked] = {}
         self._next_key = 0
         self._stopped = False
@@ -137,6 +147,8 @@ class Machine:
         rest, self._rest = self._rest, None
         if rest is not None:
             try:
+                if self.news is not None:
+                    self.news()
                 rest()
             except Exception:
                 log.exception("what follows from the answer to a commit failed")
@@ -288,7 +300,12 @@ class Machine:
             return
         self._complete()
         self._stopped = True
-        self._fail(Unavailable("the mount ends"), lambda _: True)
+        try:
+            self._fail(Unavailable("the mount ends"), lambda _: True)
+        finally:  # a waiter that cannot be told must not keep the log open
+            self._close()
+
+    def _close(self) -> None:
         self._runner.stop()
         if self.at_once is not None:
             self.at_once.stop()

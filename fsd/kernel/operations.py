@@ -163,7 +163,8 @@ class FsdOperations(pyfuse3.Operations):
         """Have what the kernel is about to ask answered without a handler (`requests`). The loop then calls
         what is returned before it does anything but go on with requests."""
         self._known_ahead = self._xattr and requests.answer_here()
-        return self._forget_ahead if self._known_ahead else None
+        self._machine.news = self._forget_ahead if self._known_ahead else None
+        return self._machine.news
 
     def _forget_ahead(self) -> None:
         if requests.forget_answers():
