@@ -255,7 +255,10 @@ def checkpoint_layer(context: Context, args: SimpleNamespace) -> Document:
 def rollback_layer(context: Context, args: SimpleNamespace) -> Document:
     forks = _forks(context, args.file_system_id)
     one = _find(forks, args.layer_id)
+    if not args.no_barrier:  # what mounts here hold is kept with the rest
+        local.barrier(context, one["file_system_id"], undone="nothing was rolled back")
     done = forks.rollback(one["file_system_id"], force=args.force)
+    local.seen(context, one["file_system_id"], done["fs_seq"])
     return Document({"operation": "rollback-layer", "layer_id": _id_of(one), **done})
 
 

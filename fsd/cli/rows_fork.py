@@ -113,7 +113,7 @@ ROWS: Final = (
         (), ("fs", "rollback-layer"), GROUP, "take back what a layer changed since then; its id stays",
         "fsd fs rollback-layer --layer-id try-1", "do_fork:rollback_layer", identity="either", changes=True,
         plan=("POST", ONE + "/forks/{layer_id}/rollback", "roll the layer back"),
-        flags=(FS_NAMED, LAYER, FORCE),
+        flags=(FS_NAMED, LAYER, FORCE, NO_BARRIER),
     ),
     Command(
         (), ("fs", "commit-layer"), GROUP, "bring a layer's changes into what it was made from, or none",

@@ -93,6 +93,28 @@ def test_a_merge_into_a_fork_sends_what_that_one_holds(here: Sandbox, tmp_path: 
             box.close()
 
 
+def test_a_layer_rolled_back_under_a_mount_here(here: Sandbox, tmp_path: Path) -> None:
+    """What it had not sent is in what is kept, and the mount shows what was before at once."""
+    (here.mountpoint / "plan").write_text("one\n")
+    made = here.json("fs", "create-layer", "--layer-id", "try")
+    there = Sandbox(tmp_path / "two", TestFs(here.fs.server, made["file_system_id"], made["fs_token"]))
+    there.env["XDG_RUNTIME_DIR"] = here.env["XDG_RUNTIME_DIR"]
+    try:
+        there.mount()
+        (there.mountpoint / "plan").write_text("two\n")
+        (there.mountpoint / "new").write_text("new\n")
+        assert here.fsd("fs", "rollback-layer", "--layer-id", "try", check=False).returncode == 7
+        done = here.json("fs", "rollback-layer", "--layer-id", "try", "--force")
+        assert {at.name: at.read_text() for at in there.mountpoint.iterdir()} == {"plan": "one\n"}
+        there.fsd("checkpoint", "restore", done["undo_checkpoint_id"], "--yes")
+        assert {at.name: at.read_text() for at in there.mountpoint.iterdir()} == {
+            "plan": "two\n",
+            "new": "new\n",
+        }
+    finally:
+        there.close()
+
+
 @pytest.mark.long
 def test_what_cannot_be_sent_stops_them_and_is_named(server: Server, tmp_path: Path) -> None:
     """A mount whose token is refused: nothing is made of what lacks its files, unless that is asked for."""
