@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 class Request:
-    """One call of `write`. A leader sets `value` or `error` and `settled`; nobody else touches them."""
+    """One call of `write`. A leader sets `value` or `error` and `settled`, and then releases `ready`, once;
+    nobody else touches them."""
 
     __slots__ = ("error", "fn", "lead", "ready", "settled", "value")
 
@@ -36,7 +37,8 @@ class Request:
         self.error: BaseException | None = None
         self.settled = False
         self.lead = False
-        self.ready = threading.Event()
+        self.ready = threading.Lock()  # an event makes and takes more of them
+        self.ready.acquire()
 
     def fail(self, error: BaseException) -> None:
         self.error = error
@@ -112,7 +114,7 @@ class GroupCommit:
             else:
                 self._queue.append(request)
         if not request.lead:
-            request.ready.wait()
+            request.ready.acquire()
         if not request.settled:
             self._lead(request)
         error, request.error = request.error, None
@@ -135,7 +137,7 @@ class GroupCommit:
                 if not one.settled:  # only after a KeyboardInterrupt or the like on this thread
                     one.fail(Unavailable("the write was interrupted"))
                 if one is not request:
-                    one.ready.set()
+                    one.ready.release()
             self._hand_over()
 
     def _take(self) -> Request | None:
@@ -146,7 +148,7 @@ class GroupCommit:
         with self._mutex:
             if self._queue:
                 heir = self._queue.popleft()
-                heir.ready.set()
+                heir.ready.release()
             else:
                 self._busy -= 1
                 self._idle.notify_all()

@@ -9,6 +9,7 @@ Stored and sent as msgpack bytes (`encode`); equal bytes mean equal content by c
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import msgpack
@@ -44,6 +45,10 @@ def decode(raw: bytes | None) -> Parts:
     """The parts of a stored or received block; raises `UsageError` when they break a rule above."""
     if raw is None:
         return HOLE
+    return _recently(raw) if type(raw) is bytes else _decoded(raw)
+
+
+def _decoded(raw: bytes) -> Parts:
     try:
         rows = msgpack.unpackb(raw, raw=False, use_list=False)
         parts = tuple(Part(*row) for row in rows)
@@ -59,6 +64,11 @@ def decode(raw: bytes | None) -> Parts:
         if not isinstance(digest, bytes) or len(digest) != HASH_LEN:
             raise UsageError("a part's hash has not 32 bytes")
     return parts
+
+
+# A commit looks at the parts of a block five times, and the next one of the file at the same again: a
+# database on a rollback journal has up to 17 of them.
+_recently = functools.lru_cache(maxsize=256)(_decoded)
 
 
 def hashes(parts: Parts) -> set[bytes]:

@@ -220,7 +220,7 @@ def pending_text(pending: Pending) -> str:
     operations, files, size = pending
     if min(pending) < 0:
         raise UsageError("what is pending is counted from 0")
-    return json.dumps({"operations": operations, "files": files, "bytes": size})
+    return f'{{"operations": {operations:d}, "files": {files:d}, "bytes": {size:d}}}'
 
 
 _SHOWN: Final = (

@@ -166,7 +166,7 @@ def test_a_commit_repeated_until_answered_is_one_commit(
 
 
 def test_the_feed_waits_and_wakes(shared_fs: TestFs) -> None:
-    client = Client(remote_for(shared_fs.token))
+    client, reader = Client(remote_for(shared_fs.token)), Client(remote_for(shared_fs.token))
     seq = client.start.seq
     began = time.monotonic()
     assert not client.remote.changes(seq, client.session, 0.5).changes
@@ -176,7 +176,7 @@ def test_the_feed_waits_and_wakes(shared_fs: TestFs) -> None:
 
     def listen() -> None:
         asked.set()
-        page = client.remote.changes(seq, client.session, 30)
+        page = reader.remote.changes(seq, reader.session, 30)
         assert page.changes
         heard.append(time.monotonic())
 

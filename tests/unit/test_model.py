@@ -123,6 +123,21 @@ def test_parts_that_break_a_rule_are_refused(bad: object) -> None:
 
     with pytest.raises(errors.UsageError):
         blocks.decode(msgpack.packb(bad))
+    with pytest.raises(errors.UsageError):  # the same bytes are no better when they come again
+        blocks.decode(msgpack.packb(bad))
+
+
+def test_parts_are_the_same_however_often_they_are_decoded() -> None:
+    """More than are remembered, each of them twice, as bytes and as a piece of a body."""
+    made = [
+        (blocks.Part(0, 1 + at, at, os.urandom(32)), blocks.Part(at, 1, 0, b"x" * 32)) for at in range(600)
+    ]
+    for _ in range(2):
+        for parts in made:
+            raw = blocks.encode(parts)
+            assert raw is not None
+            assert blocks.decode(raw) == blocks.decode(raw) == parts
+            assert blocks.decode(memoryview(raw)) == parts  # type: ignore[arg-type]
 
 
 def test_operations_travel_unchanged() -> None:
