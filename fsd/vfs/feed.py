@@ -24,19 +24,29 @@ class Feed:
         if page.mark is not None and page.mark.seq > core.mark.seq:
             core.mark = page.mark
             # Of own commits the answers say it.
-            core.unsaid |= page.reset or any(one.session != core.session for one in page.changes)
+            core.unsaid |= page.reset or not all(self._own(one) for one in page.changes)
         if page.reset:
             core.feed_seq = page.head
             self._go_on()
             return self.forget_everything(page.head)
         found: list[Invalidation] = []
         for change in page.changes:
-            if change.session != core.session or change.seq in core.surprises:
+            if not self._own(change):
                 core.surprises.discard(change.seq)
                 self._foreign(change, found)
             core.feed_seq = max(core.feed_seq, change.seq)
         self._go_on()
         return found
+
+    def _own(self, change: Change) -> bool:
+        """Whether this process made it, and knows all of it. What is of this session and no answer told of is
+        a copy's of this process, which goes on under the same session until one of the two hears of that by
+        a commit: who only reads may never. With a commit out it may be that one; if it is not, that one's
+        answer is that there is a copy, and then everything is asked for again (`switch`)."""
+        core, seq = self.core, change.seq
+        if change.session != core.session or seq in core.surprises:
+            return False
+        return seq <= core.feed_seq or seq in core.ahead or bool(core.queue.sent)
 
     def _go_on(self) -> None:
         core = self.core

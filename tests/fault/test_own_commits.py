@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from support.client import Client
 from support.clientcase import client_fixture as client_fixture
 from support.clientcase import files, other, settled, take
+from support.twin import clone
 
 from fsd.model.errors import Unavailable
 from fsd.vfs.commit import CommitJob
@@ -164,3 +166,36 @@ def test_a_commit_that_changed_nothing_is_none_of_its_own(client: Client) -> Non
     assert core.seq > before, "the answer names what the other did"
     assert client.volume.feed_seq == before and not core.ahead
     rival.volume.close()
+
+
+def test_what_a_copy_of_this_process_commits_is_told(client: Client, tmp_path: Path) -> None:
+    """Both are one session until the second of them commits: one that only reads may never."""
+    root, core = client.volume.root_ino, client.volume.core
+    client.until(fsync_of(client, written(client, b"a", b"before")))
+    assert client.call(lambda v: v.lookup(root, b"b")) is None
+    copy = clone(client, tmp_path / "copy")
+    ino = copy.put(root, b"a", b"after it", offset=0, sync=True)
+    copy.put(root, b"b", b"new", sync=True)
+    assert copy.volume.session == core.session
+    client.feed()
+    assert client.read_all(ino) == b"after it"
+    assert client.read_all(client.number(root, b"b")) == b"new"
+    client.until(fsync_of(client, written(client, b"c", b"data")))
+    assert core.session != copy.volume.session
+    copy.feed()
+    assert copy.read_all(copy.number(root, b"c")) == b"data"
+    settled(client)
+    copy.volume.close()
+
+
+def test_a_page_that_overtakes_an_answer_makes_nothing_stale(client: Client) -> None:
+    client.until(fsync_of(client, written(client, b"a", b"data")))
+    fsync_of(client, written(client, b"b", b"data"))
+    job, answer = sent(client)
+    core = client.volume.core
+    page = client.remote.changes(core.feed_seq, core.session, 0.0)
+    assert [(one.session, one.seq) for one in page.changes] == [(core.session, answer.seq)]
+    assert client.volume.apply_feed(page) == []
+    client.volume.finish(job, answer)
+    assert client.volume.apply_feed(page) == [] and client.volume.feed_seq == answer.seq
+    settled(client)
