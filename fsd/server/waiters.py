@@ -37,8 +37,10 @@ class Waiters:
     def waiting(self, subject: Hashable, by: int = 0) -> bool:
         """Whether anybody waits for `subject` who was not woken yet (who was looks later), and whom a change
         by `by` wakes. Any thread, after the change."""
-        found = list(self._waiting.get(subject, {}).items())
-        return any(not event.is_set() and (not of or of != by) for event, of in found)
+        found = self._waiting.get(subject, {})
+        # Of the keys alone: making pairs can begin a collection, in which the loop's thread may have its turn
+        # and change what is being read.
+        return any(not one.is_set() and (not by or found.get(one) != by) for one in list(found))
 
     def register(self, subject: Hashable, of: int = 0) -> asyncio.Event:
         """An event that is set at the next change, but for those that `of` says it made. Register before the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Hashable
 
@@ -47,6 +48,34 @@ def test_who_made_a_change_is_not_woken_by_it() -> None:
         assert waiters.waiting("a", by=2) and waiters.waiting("a")
         waiters.wake("a")
         assert mine.is_set() and not waiters.waiting("a", by=2)
+
+    run(scene())
+
+
+def test_polls_may_come_while_a_commit_looks_for_them() -> None:
+    """It looks from another thread, which a collection can take the interpreter from at any allocation."""
+
+    async def scene() -> None:
+        waiters, came = Waiters(None), 0
+        for _ in range(1000):
+            waiters.register("a", 1)
+
+        def comes(phase: str, _: dict[str, int]) -> None:
+            nonlocal came
+            came += 1
+            waiters.register("a", 1)
+
+        before = gc.get_threshold()
+        gc.collect()
+        gc.callbacks.append(comes)
+        gc.set_threshold(1, 10_000, 10_000)
+        try:
+            for _ in range(20):
+                assert not waiters.waiting("a", by=1)
+        finally:
+            gc.callbacks.remove(comes)
+            gc.set_threshold(*before)
+        assert came, "no collection began"
 
     run(scene())
 
