@@ -134,10 +134,13 @@ class Machine:
 
     def _heard(self, job: Job, result: object) -> None:
         """Of a commit that this thread sent. Who waits for no more than that is answered before anything
-        follows from it: the program is being woken meanwhile. The rest comes before the next request is read,
-        and before anything else is told to the volume."""
+        follows from it: the program is being woken meanwhile. The rest comes before the loop sleeps, before
+        the next answer and before the volume's timers. A request or a call that comes earlier (both may be
+        there already) finds the volume as it is while a commit is out."""
         self._complete()
-        if not self._stopped and self.volume.heard(job, result):
+        with self._whole():
+            over = not self._stopped and self.volume.heard(job, result)
+        if over:
             self._rest = partial(self._finish, job, result)
             self.settle()
         else:

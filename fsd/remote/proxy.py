@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable, UsageError
@@ -31,6 +31,7 @@ from fsd.remote.failures import unavailable
 NAMES: Final = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 PORT: Final = 80  # where a URL names none
 _HEAD_MAX: Final = 16 * KIB
+_TOLD: Final = 200  # characters of what it says
 _URL: Final = re.compile(
     r"(?:([a-z][a-z0-9+.-]*)://)?(?:([^@/?#\s]*)@)?(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?/?", re.I
 )
@@ -85,8 +86,13 @@ def proxy_for(endpoint: Endpoint, environ: Mapping[str, str] | None = None) -> P
         raise UsageError(
             f"{name} names a port that cannot be", hint="the form is http://[USER:PASSWORD@]HOST:PORT"
         )
-    shown = base64.b64encode(unquote(user).encode()).decode() if user else ""
-    return Proxy(host.strip("[]"), number, name, f"Basic {shown}" if shown else "")
+    return Proxy(host.strip("[]"), number, name, _credentials(user) if user else "")
+
+
+def _credentials(user: str) -> str:
+    """What `USER:PASSWORD` of a URL is shown as (RFC 7617): the bytes that were written, in any encoding."""
+    known = unquote_to_bytes(user.encode("utf-8", "surrogateescape"))
+    return "Basic " + base64.b64encode(known if b":" in known else known + b":").decode()
 
 
 def _excepted(endpoint: Endpoint, exceptions: str | None) -> bool:
@@ -154,7 +160,7 @@ def _refusal(proxy: Proxy, authority: str, status: int, reason: str) -> Unavaila
     if status == 407:
         hint = f"give what it asks for: {proxy.name}=http://USER:PASSWORD@HOST:PORT"
     error = Unavailable(
-        f"{proxy.shown} refuses to connect to {authority}: {status} {reason}".rstrip(), hint=hint
+        f"{proxy.shown} refuses to connect to {authority}: {status} {reason[:_TOLD]}".rstrip(), hint=hint
     )
     if status < 500:
         error.__cause__ = ProxyRefused(str(status))

@@ -292,6 +292,19 @@ class TestMachine:
         machine.pump()
         assert len(order) == len(set(order))
 
+    def test_an_answer_that_cannot_be_looked_at_is_not_lost_in_silence(self) -> None:
+        """Nothing would be sent after it any more."""
+        machine, broke = make_machine(Clock()), list[BaseException]()
+        machine.broke = broke.append
+
+        def heard(job: object, result: object) -> bool:
+            raise ZeroDivisionError
+
+        cast(Any, machine.volume).heard = heard
+        with pytest.raises(ZeroDivisionError):
+            machine._heard(cast(Any, "job"), "answer")
+        assert [type(one) for one in broke] == [ZeroDivisionError]
+
     def test_what_nobody_waits_for_follows_at_once(self) -> None:
         machine, order = make_machine(Clock()), list[object]()
         volume = cast(Any, machine.volume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 
 import pytest
@@ -42,6 +43,22 @@ def test_credentials_are_decoded_and_not_shown() -> None:
     proxy = chosen({"HTTPS_PROXY": "http://me:p%40%3Ass@p:1"})
     assert proxy is not None and proxy.credentials == "Basic bWU6cEA6c3M="  # me:p@:ss
     assert "bWU6" not in repr(proxy) and proxy.shown == "the proxy http://p:1 (HTTPS_PROXY)"
+
+
+@pytest.mark.parametrize(
+    ("user", "shown"),
+    [
+        ("me:p%E9ss", b"me:p\xe9ss"),  # of a proxy whose users are not written in UTF-8
+        ("me:p\udce9ss", b"me:p\xe9ss"),
+        ("me:p\xe9ss", "me:p\xe9ss".encode()),
+        ("me", b"me:"),
+        ("me:", b"me:"),
+        ("me:a:b%", b"me:a:b%"),
+    ],
+)
+def test_credentials_are_the_bytes_that_were_written(user: str, shown: bytes) -> None:
+    proxy = chosen({"HTTPS_PROXY": f"http://{user}@p:1"})
+    assert proxy is not None and base64.b64decode(proxy.credentials.removeprefix("Basic ")) == shown
 
 
 @pytest.mark.parametrize(
@@ -145,6 +162,12 @@ def test_no_tunnel(answer: bytes, told: str, for_ever: bool) -> None:
         tunnel(answer)
     assert told in failed.value.message
     assert isinstance(failed.value.__cause__, ProxyRefused) is for_ever
+
+
+def test_of_what_it_says_a_line_is_told() -> None:
+    with pytest.raises(Unavailable) as failed:
+        tunnel(b"HTTP/1.1 403 " + b"no " * 4000 + b"\r\n\r\n")
+    assert failed.value.message.count("no ") in range(10, 100)
 
 
 def test_a_tunnel_has_its_time_in_all() -> None:
