@@ -183,6 +183,46 @@ def test_remount(box: Sandbox, program: Path, tmp_path: Path) -> None:
         (box.mountpoint / "file").touch()
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("line", ["", "fsd {place} fuse.fsd noauto,_netdev 0 0\n"], ids=["", "in-fstab"])
+def test_a_remount_changes_what_it_names_and_nothing_else(
+    box: Sandbox, program: Path, tmp_path: Path, line: str
+) -> None:
+    """By mount(8), which does not tell the helper what is to be allowed again, nor what fstab is silent about."""
+    assert Path("/sbin/mount.fuse.fsd").exists(), "run scripts/setup as root"
+    box.mount()
+    place = os.fspath(box.mountpoint)
+    helper, fstab = tmp_path / "helper", tmp_path / "fstab"
+    given = shlex.join([str(SCRIPTS / "mount.fuse.fsd"), str(program)])
+    helper.write_text(f'#!/bin/sh\nexec {given} "$@"\n')
+    helper.chmod(0o755)
+    fstab.write_text(line.format(place=place))
+    wanted = {
+        "noexec": {"rw", "nosuid", "nodev", "noexec"},
+        "exec": {"rw", "nosuid", "nodev"},
+        "ro": {"ro", "nosuid", "nodev"},
+        "rw,suid,dev": {"rw"},
+        "nosuid": {"rw", "nosuid"},
+        "nodev,noexec": {"rw", "nosuid", "nodev", "noexec"},
+        "relatime": {"rw", "nosuid", "nodev", "noexec"},
+    }
+    look = f"findmnt -nro VFS-OPTIONS --mountpoint {place}"
+    steps = [f"mount -o remount,{flags} {place}; {look}" for flags in wanted]
+    script = "\n".join([f"mount --bind {helper} /sbin/mount.fuse.fsd", *steps])
+    env = box.env | {"LIBMOUNT_FSTAB": os.fspath(fstab)}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-euc", script],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [set(options.split(",")) - {"relatime"} for options in done.stdout.splitlines()]
+    assert told == list(wanted.values())
+
+
 @pytest.mark.parametrize(
     ("source", "options", "word"),
     [("fsd", "nonsense", "unknown option: nonsense"), ("//cifs/share", "ro", "the source is fsd")],
