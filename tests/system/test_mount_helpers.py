@@ -188,7 +188,7 @@ def test_remount(box: Sandbox, program: Path, tmp_path: Path) -> None:
 def test_a_remount_changes_what_it_names_and_nothing_else(
     box: Sandbox, program: Path, tmp_path: Path, line: str
 ) -> None:
-    """By mount(8), which does not tell the helper what is to be allowed again, nor what fstab is silent about."""
+    """By mount(8), which tells the helper neither what is to be allowed again nor what fstab leaves out."""
     assert Path("/sbin/mount.fuse.fsd").exists(), "run scripts/setup as root"
     box.mount()
     place = os.fspath(box.mountpoint)
