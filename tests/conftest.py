@@ -22,7 +22,7 @@ from support import leftovers
 from support.clientcase import client_fixture  # noqa: F401
 from support.contract import contract_server, store  # noqa: F401
 from support.filesclient import files, proxy  # noqa: F401
-from support.postgres import postgres_server  # noqa: F401
+from support.postgres import either, postgres_server  # noqa: F401
 from support.reading import trusted  # noqa: F401
 from support.sandbox import box, boxes, short_dir  # noqa: F401
 from support.seaweed import seaweed_bucket, seaweed_server  # noqa: F401

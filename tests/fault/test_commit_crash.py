@@ -21,20 +21,21 @@ POINTS = ["db.commit", "db.committed", "pack.written", "pack.synced", "pack.rena
 
 @pytest.mark.parametrize("count", [1, 4, 11])
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at(point: str, count: int, tmp_path: Path) -> None:
+def test_killed_at(point: str, count: int, tmp_path: Path, either: str | None) -> None:
+    words = [str(tmp_path), point, str(count), *filter(None, [either])]
     done = subprocess.run(
-        [sys.executable, "-m", "support.commit_child", str(tmp_path), point, str(count)],
+        [sys.executable, "-m", "support.commit_child", *words],
         cwd=TESTS.parent,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     first, *acks = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(acks) < STEPS, "it was killed before the end"
-    with Bench(tmp_path) as bench:
+    with Bench(tmp_path, database=either) as bench:
         bench.fs = FsRef(*first["fs"])
         bench.audit()
         tree = bench.tree()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.reading import audit_all
+from support.contract import audit_stopped
 from support.server import Server, TestFs
 
 FILES = 12
@@ -25,8 +25,8 @@ def paths(fs: TestFs) -> dict[str, int]:
 class Story:
     """A fork, a file in it, a merge: each step again until it was answered."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, server: Server, database: str | None) -> None:
+        self.server, self.database = server, database
         self.origin = server.create()
         for at in range(FILES):
             assert self.origin.ask("PUT", f"/files/d/f{at}?parents=1", b"x" * at).status == 200
@@ -49,10 +49,10 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    server = Server(tmp_path / "server")
+def story(tmp_path: Path, either: str | None) -> Iterator[Story]:
+    server = Server(tmp_path / "server", *(["--database", either] if either else []))
     try:
-        yield Story(server.start())
+        yield Story(server.start(), either)
     finally:
         server.end()
 
@@ -83,7 +83,7 @@ def killed_at(story: Story, point: str) -> bool:
     checkpoints = story.origin.ask("GET", "/checkpoints").json["checkpoints"]
     assert [one["reason"] for one in checkpoints] == ["merge-undo"], "merged once"
     server.stop()
-    assert not audit_all(server.data_dir)
+    assert audit_stopped(server, story.database) == []
     return dead
 
 

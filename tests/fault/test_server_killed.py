@@ -78,19 +78,14 @@ def _all(fs: TestFs) -> list[dict[str, Any]]:
     ],
 )
 def test_append_with_a_crash_at_each_durable_step_is_whole_and_retried_once(
-    tmp_path: Path, point: str, kept: bool
+    tmp_path: Path, either: str | None, point: str, kept: bool
 ) -> None:
-    directory = tmp_path / "s"
-    server = Server(directory)
+    server = Server(tmp_path / "s", *(["--database", either] if either else []))
     try:
         server.start()
         fs = server.create()
         fs.ask("POST", "/journals", {"journal_id": "j"})
-        server.stop()
-        # The service's own start writes too: count the point's passes of a start without a crash.
-        passes = 1 if point.startswith("journal") else _passes_at_start(tmp_path, directory, point)
-        server.env = {"FSD_CRASH": f"{point}:{passes}"}
-        server.restart()
+        _start_that_dies_next(server, point)
         body = {"entries": [{"type": "a", "n": n} for n in range(5)], "idempotency_key": "k"}
         with pytest.raises((OSError, HTTPException)):
             fs.ask("POST", "/journals/j/entries", body)
@@ -107,21 +102,16 @@ def test_append_with_a_crash_at_each_durable_step_is_whole_and_retried_once(
         server.end()
 
 
-def _passes_at_start(tmp_path: Path, directory: Path, point: str) -> int:
-    """Which pass of `point` is the first after a start: found by starting copies until one lives."""
-    import shutil
-
+def _start_that_dies_next(server: Server, point: str) -> None:
+    """The service's own start writes too: start it anew until one lives, which dies at the next pass."""
     for count in range(1, 20):
-        copy = tmp_path / f"probe{count}"
-        shutil.copytree(directory, copy)
-        probe = Server(copy, env={"FSD_CRASH": f"{point}:{count}"})
+        server.end()
+        server.env = {"FSD_CRASH": f"{point}:{count}"}
         try:
-            probe.start()
+            server.start()
         except AssertionError:
             continue
-        finally:
-            probe.end()
-        return count
+        return
     raise AssertionError(f"a start passes {point} more than 20 times")
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.postgres import PostgresServer
 from support.sweep_child import prepare, sweep
 from support.sweeping import DAY, SweepBench, same
 
@@ -61,17 +62,41 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 def test_killed_at(point: str, count: int, tmp_path: Path, prepared: Prepared) -> None:
     source, fs, wanted = prepared
     shutil.copytree(source, tmp_path / "data")
+    check(tmp_path / "data", point, count, fs, wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("point", "count"),
+    [
+        *((point, 1) for point in STEPS),
+        *((p, n) for p in ("db.commit", "db.committed") for n in (1, 4, 7, 10, 13)),
+    ],
+)
+def test_killed_at_on_postgresql(
+    point: str, count: int, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.fresh()
+    fs, wanted = prepare(tmp_path, url)
+    check(tmp_path, point, count, fs, wanted, url)
+
+
+def check(
+    directory: Path, point: str, count: int, fs: FsRef, wanted: dict[str, bytes], database: str | None = None
+) -> None:
+    """Kill a sweep there; then all is there, and the next sweep ends it."""
+    words = [str(directory), point, str(count), *filter(None, [database])]
     done = subprocess.run(
-        [sys.executable, "-m", "support.sweep_child", str(tmp_path / "data"), point, str(count)],
+        [sys.executable, "-m", "support.sweep_child", *words],
         cwd=TESTS.parent,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, f"the point was never passed: {done.stderr}"
-    with SweepBench(tmp_path / "data") as bench:
+    with SweepBench(directory, database=database) as bench:
         bench.fs = fs
         bench.audit()
         same(bench.tree(), wanted)

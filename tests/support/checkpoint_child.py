@@ -1,7 +1,7 @@
 """A service that is killed at a crash point while it makes (`make`; `thread`: one of a host's
 thread), restores or deletes checkpoints.
 
-    python -m support.checkpoint_child DIRECTORY ACTION POINT
+    python -m support.checkpoint_child DIRECTORY ACTION POINT [DATABASE]
 
 First a tree, a checkpoint of it, and the tree changed. Then ACTION, with the crash armed.
 Prints one JSON line before it: the filesystem and the checkpoint's id.
@@ -74,7 +74,7 @@ def act(bench: Bench, action: str, name: str) -> None:
 def main() -> None:
     directory, action, point = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     crasher = Crasher(point, 10**9)
-    bench = Bench(directory, Host(crash_point=crasher))
+    bench = Bench(directory, Host(crash_point=crasher), sys.argv[4] if len(sys.argv) > 4 else None)
     name = prepare(bench)
     print(json.dumps({"fs": [bench.fs.id, bench.fs.name], "checkpoint": name}))
     sys.stdout.flush()

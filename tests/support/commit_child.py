@@ -1,6 +1,6 @@
 """A service that is killed at a crash point in the middle of commits; run by `test_commit_crash`.
 
-    python -m support.commit_child DIRECTORY POINT COUNT
+    python -m support.commit_child DIRECTORY POINT COUNT [DATABASE]
 
 Prints one JSON line for the session and one for each commit that was answered. Step `k` is the same in every
 process (`queue_step`), so the test can send the one that was not answered again.
@@ -53,7 +53,7 @@ def expected(steps: int) -> dict[str, bytes]:
 def main() -> None:
     directory, point, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     crasher = Crasher(point, 10**9)
-    bench = Bench(directory, Host(crash_point=crasher))
+    bench = Bench(directory, Host(crash_point=crasher), sys.argv[4] if len(sys.argv) > 4 else None)
     m = bench.mount()
     print(json.dumps({"fs": [bench.fs.id, bench.fs.name], "session": m.session, "ticket": m.ticket.hex()}))
     sys.stdout.flush()

@@ -92,6 +92,22 @@ class PostgresServer:
             conn.execute(f'CREATE SCHEMA "{name}"')
         return f"{self.url('postgres')}?options=-c%20search_path%3D{name}"
 
+    def dump(self, url: str, to: Path) -> None:
+        """`pg_dump` of what `fresh` made."""
+        self._run("pg_dump", "-n", _schema(url), "-f", str(to))
+
+    def set_back(self, url: str, dump: Path) -> None:
+        """What is there goes, and the dump takes its place."""
+        self._run("psql", "-q", "-c", f'DROP SCHEMA "{_schema(url)}" CASCADE', "-f", str(dump))
+
+    def _run(self, program: str, *words: str) -> None:
+        to = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "fsd", "-d", "postgres")
+        strict = ("-X", "-1", "-v", "ON_ERROR_STOP=1") if program == "psql" else ()
+        done = subprocess.run(
+            [self._bin / program, *to, *strict, *words], capture_output=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+
     def stop(self, number: int = signal.SIGQUIT) -> None:
         """SIGQUIT: at once, as a crash of the whole server; what was committed is there after `start`."""
         if self._process is not None:
@@ -100,6 +116,10 @@ class PostgresServer:
     def remove(self) -> None:
         self.stop()
         shutil.rmtree(self._root)
+
+
+def _schema(url: str) -> str:
+    return url.rpartition("%3D")[2]
 
 
 @pytest.fixture(scope="session")
@@ -118,3 +138,9 @@ def database_of(request: pytest.FixtureRequest) -> str | None:
         return None
     server: PostgresServer = request.getfixturevalue("postgres_server")
     return server.fresh()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def either(request: pytest.FixtureRequest) -> str | None:
+    """The database of a test that runs on both engines: a URL, or None for SQLite."""
+    return database_of(request)

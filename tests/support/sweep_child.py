@@ -1,6 +1,6 @@
 """A service that is killed at a crash point in the middle of a sweep; run by `test_sweep_crash`.
 
-    python -m support.sweep_child DIRECTORY POINT COUNT
+    python -m support.sweep_child DIRECTORY POINT COUNT [DATABASE]
 
 `prepare` fills a directory so that each kind of step has something to do; the child sweeps it two days later.
 It prints `done` when the sweep ended before the point was passed.
@@ -21,10 +21,10 @@ from support.sweeping import DAY, SweepBench, noise
 SMALL = 70  # inline packs that are gathered
 
 
-def prepare(directory: Path) -> tuple[FsRef, dict[str, bytes]]:
+def prepare(directory: Path, database: str | None = None) -> tuple[FsRef, dict[str, bytes]]:
     """The filesystem and what must be in it afterwards."""
     wanted: dict[str, bytes] = {}
-    with SweepBench(directory) as bench:
+    with SweepBench(directory, database=database) as bench:
         m = bench.mount()
         gone = [m.file(ROOT_INO, b"gone%d" % number, noise(number, 90_000)) for number in range(3)]
         m.commit()
@@ -67,7 +67,7 @@ def sweep(bench: SweepBench) -> dict[str, int]:
 def main() -> None:
     directory, point, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     crasher = Crasher(point, 10**9)
-    bench = SweepBench(directory, Host(crash_point=crasher))
+    bench = SweepBench(directory, Host(crash_point=crasher), sys.argv[4] if len(sys.argv) > 4 else None)
     crasher.seen, crasher.count = 0, count
     sweep(bench)
     print("done", flush=True)
