@@ -7,6 +7,7 @@ checkpoint made.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel import syncer
+from fsd.kernel.machine import ANSWER, silent
 from fsd.kernel.opening import Limit
 from fsd.kernel.stop import quiet, sizes
 from fsd.model.errors import FsdError, NotDrained, Unavailable
@@ -105,18 +107,24 @@ class Checkpoints:
         machine = daemon.machine
         assert machine is not None
         within = ask.left_ms / 1000
-        with trio.move_on_after(within / 2):
-            await self._empty_mappings()
+        whole = False
+        try:
+            with trio.move_on_after(within / 2):
+                await self._empty_mappings()
+                whole = True
+        except Unavailable as exc:
+            log.warning("mappings were not emptied for the barrier %d: %s", ask.id, exc)
         drained = await daemon.stopper.drain(within, quiet)
         left = tuple(sizes(drained.left).values())
+        reason = str(drained.error) if drained.error is not None else "" if whole else MAPPINGS
         answer = partial(
             daemon.remote.answer_barrier,
             machine.volume.session,
             ask.id,
-            included=drained.error is None,
+            included=not reason,
             seq=machine.volume.core.seq,
             pending=(left[0], left[1], left[2]),
-            reason="" if drained.error is None else str(drained.error),
+            reason=reason,
         )
         try:
             await trio.to_thread.run_sync(answer, abandon_on_cancel=True)
@@ -165,7 +173,8 @@ class Checkpoints:
         def wake(error: BaseException | None) -> None:
             if error is not None:
                 errors.append(error)
-            token.run_sync_soon(ended.set)
+            with contextlib.suppress(trio.RunFinishedError):  # nobody waits any more
+                token.run_sync_soon(ended.set)
 
         def begin() -> tuple[Want, Callable[[], object]]:
             want = machine.volume.checkpoint(ask, partial=partial_too, within=within)
@@ -173,9 +182,9 @@ class Checkpoints:
             machine.pump()
             return want, forget
 
-        begun = await daemon.call(begin)
+        begun = await daemon.call(begin, ANSWER)
         if begun is None:
-            raise Unavailable("the FUSE thread does not answer", hint="its stacks are in the log")
+            raise silent()
         want, forget = begun
         try:
             while not ended.is_set():
@@ -187,8 +196,7 @@ class Checkpoints:
                     text = f"{counted(left.files, 'file')}, {counted(left.bytes, 'byte')} not committed yet"
                     await tell(text + (f" ({left.reason})" if left.reason else ""))
         finally:
-            with trio.CancelScope(shield=True):
-                await daemon.call(forget)
+            machine.post(forget)
         for error in (*errors, want.error):
             if isinstance(error, FsdError) and "not_flushed" in error.details:
                 error.details = _undrained(error.details["not_flushed"])
@@ -205,8 +213,10 @@ class Checkpoints:
         assert machine is not None
         again: set[int] | None = None
         for _ in range(PATH_TRIES):
-            found = await self._daemon.call(machine.volume.writable_files)
-            files = [(ino, path) for ino, path in found or () if again is None or ino in again]
+            found = await self._daemon.call(machine.volume.writable_files, ANSWER)
+            if found is None:
+                raise silent()
+            files = [(ino, path) for ino, path in found if again is None or ino in again]
             if not files:
                 return
             answers = await self._sync(files)

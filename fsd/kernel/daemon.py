@@ -527,7 +527,7 @@ class Daemon:
         os._exit(EXIT_CRASHED)
 
     async def call(self, func: Callable[[], T], within: float = 5.0) -> T | None:
-        """Run `func` on the FUSE thread; None when the thread does not answer within the time."""
+        """Run `func` on the FUSE thread; None when that does not answer within the time, pauses apart."""
         machine = self.machine
         assert machine is not None
         token = trio.lowlevel.current_trio_token()
@@ -543,8 +543,7 @@ class Daemon:
             token.run_sync_soon(done.set)
 
         machine.post(there)
-        with trio.move_on_after(within):
-            await done.wait()
+        await Limit(within).covers(done.wait)
         if errors:
             raise errors[0]
         return result[0] if result else None

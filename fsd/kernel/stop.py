@@ -11,6 +11,7 @@ same stop (a group signal): two by different routes within MERGE are one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -20,24 +21,34 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from fsd.kernel import runtime
+from fsd.kernel.machine import ANSWER, silent
 from fsd.kernel.mountpoint import detach, list_mounts, mounted_at
 from fsd.kernel.supervisor import stop_signals
-from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable
+from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.model.names import show
 from fsd.model.words import counted
 from fsd.vfs.types import Pending, Want
 
 if TYPE_CHECKING:
     from fsd.kernel.daemon import Daemon
+    from fsd.kernel.machine import Machine
 
 log = logging.getLogger(__name__)
 
 MERGE: Final = 0.5
 EXIT_CLEAN: Final = 0
 EXIT_LEFT: Final = 6
+# Of `--stop-timeout`: what the first barrier gets, until when it and then the clean unmount end in any case.
+BARRIER: Final = 0.6
+BARRIER_MOST: Final = 0.7
+CLEAN_MOST: Final = 0.85
+DETACH_MOST: Final = 2.0
+CUT_OFF: Final = 0.2  # so long after a lazy detach users may still end by themselves
+LAST: Final = 0.5  # what the last barrier gets at least
 ROUND: Final = (
     10.0  # a drain's round in which the FUSE thread does not answer takes less, or the sandbox was paused
 )
+SOON: Final = 5.0  # for what is only told in passing
 NOTHING: Final = {"operations": 0, "files": 0, "bytes": 0}
 
 Tell = Callable[[str], Awaitable[None]]
@@ -170,8 +181,7 @@ class Stopper:
 
     async def _at_once(self) -> None:
         log.warning("second stop signal: leaving at once")
-        with trio.move_on_after(2):
-            await self._detach_anyhow()
+        await self._detach_anyhow()
         self.end(Ending(EXIT_LEFT, None, "stopped twice"))
 
     async def _graceful(self) -> None:
@@ -180,16 +190,19 @@ class Stopper:
             self.end(Ending(EXIT_LEFT, None, "stopped before it was mounted"))
             daemon.start.channel.failed(Unavailable("stopped before it was mounted"))
             return
-        deadline = trio.current_time() + daemon.options.stop_timeout
+        limit, began = daemon.options.stop_timeout, trio.current_time()
+        deadline = began + limit
         self._in_hand += 1
-        with trio.move_on_at(deadline):
-            await self.drain(max(0.3, daemon.options.stop_timeout * 0.6), quiet)
-            with trio.move_on_at(deadline - 0.2):
-                await self._clean_or_lazy()
-            # What came between the barrier and the end of the session.
+        # However slow machine or server are, time for the detach is left: who is cut off without one meets a
+        # dead mount, and so does the next program.
+        with trio.move_on_at(began + limit * BARRIER_MOST):
+            await self.drain(max(0.3, limit * BARRIER), quiet)
+        await self._clean_or_lazy(began + limit * CLEAN_MOST)
+        # What came between the barrier and the end of the session.
+        with trio.move_on_at(max(deadline, trio.current_time() + LAST)):
             rest = await self.drain(max(0.2, deadline - trio.current_time() - 1.0), quiet)
             self.end(self._ending_of(rest))
-        self.end(Ending(EXIT_LEFT, None, f"not done within {daemon.options.stop_timeout:g} s"))
+        self.end(Ending(EXIT_LEFT, None, f"not done within {limit:g} s"))
 
     # the other ways
 
@@ -200,7 +213,7 @@ class Stopper:
         if daemon.machine is not None:
             # `umount` has returned, or is about to: what is not sent yet must outlive this machine's restart.
             try:
-                await daemon.call(daemon.machine.volume.sync)
+                await daemon.call(daemon.machine.volume.sync, ANSWER)
             except (OSError, FsdError) as exc:
                 log.error("the log could not be made durable: %s", exc)
         daemon.update(state=runtime.DETACHED)
@@ -223,7 +236,7 @@ class Stopper:
         except BaseException:  # no process to be had for fusermount3, say: whoever unmounts later ends it
             self._in_hand -= 1
             raise
-        await self._session_over(lazy)
+        await self._session_over(CUT_OFF if lazy else 5.0)
         left = None if within is None else max(1.0, within - (trio.current_time() - began))
         # It is unmounted: whoever asked may have gone, the rest is sent and the daemon ends all the same.
         rest = await self.drain(left, _while_heard(tell))
@@ -252,26 +265,28 @@ class Stopper:
         """Lazily. A mount that stays all the same must not keep a stop from its end: it is dead then, and the
         next mount of the place cleans it up."""
         try:
-            await self._detach(lazy=True)
-        except FsdError as exc:
-            log.error("%s stays mounted: %s", self._daemon.place, exc)
+            with trio.fail_after(DETACH_MOST):
+                await self._detach(lazy=True)
+        except (FsdError, OSError, trio.TooSlowError) as exc:
+            log.error("%s stays mounted: %r", self._daemon.place, exc)
 
-    async def _clean_or_lazy(self) -> None:
+    async def _clean_or_lazy(self, until: float) -> None:
+        """Detach; what it takes to find out who uses the mount (a look at every process) ends at `until`."""
         if self._daemon.kernel_gone.is_set():
             return
         try:
-            with trio.fail_after(1.5):
+            with trio.fail_at(until):
                 await self._detach(lazy=False)
-            await self._session_over(lazy=False)
-        except (Busy, FsdError, trio.TooSlowError) as exc:
-            log.warning("a clean unmount failed (%s); detaching lazily", exc)
+            await self._session_over(max(CUT_OFF, until - trio.current_time()))
+        except (FsdError, OSError, trio.TooSlowError) as exc:
+            log.warning("a clean unmount failed (%r); detaching lazily", exc)
             await self._detach_anyhow()
-            await self._session_over(lazy=True)
+            await self._session_over(CUT_OFF)
 
-    async def _session_over(self, lazy: bool) -> None:
-        """Until no further request comes. After a lazy detach the users that are left are cut off."""
+    async def _session_over(self, within: float) -> None:
+        """Until no further request comes. The users that are left then (of a lazy detach) are cut off."""
         daemon = self._daemon
-        with trio.move_on_after(0.2 if lazy else 5.0):
+        with trio.move_on_after(within):
             await daemon.kernel_gone.wait()
         if not daemon.kernel_gone.is_set():
             assert daemon.machine is not None
@@ -292,32 +307,38 @@ class Stopper:
         machine = daemon.machine
         assert machine is not None
         began = trio.current_time()
-        token = trio.lowlevel.current_trio_token()
+        barrier = _Barrier(machine, within)
         before = await daemon.call(machine.volume.pending)
-        ended = trio.Event()
-        errors: list[BaseException] = []
-        wants: list[Want] = []
-        forget: list[Callable[[], object]] = []
-
-        def wake(error: BaseException | None) -> None:
-            if error is not None:
-                errors.append(error)
-            token.run_sync_soon(ended.set)
-
-        def begin() -> None:
-            want = machine.volume.barrier()
-            wants.append(want)
-            forget.append(machine.watch(want, wake, within=within, request=False))
-            machine.pump()
-
         if before is not None and not before.clean:
             await tell(f"sending {counted(before.files, 'file')}, {counted(before.bytes, 'byte')}")
-        await daemon.call(begin)
+        machine.post(barrier.begin)
+        try:
+            await self._ended(barrier, within, tell)
+        finally:
+            machine.post(barrier.forget)
+        # No answer is none, not a "nothing".
+        error = barrier.error()
+        found = await daemon.call(
+            lambda: (machine.volume.pending(), machine.volume.status().get("refused", 0)),
+            ANSWER if error is None else SOON,
+        )
+        if error is None and found is None:
+            error = silent()
+        left, refused = found if found is not None else (None, 0)
+        if error is None and isinstance(refused, int) and refused:
+            what = counted(refused, "operation")
+            error = NotDrained(f"the server refused {what}", hint="`fsd recover`")
+        return Drained(error, before, left, trio.current_time() - began)
+
+    async def _ended(self, barrier: _Barrier, within: float | None, tell: Tell) -> None:
+        """Until the barrier has ended, or the FUSE thread did not say so in time."""
+        daemon, machine = self._daemon, self._daemon.machine
+        assert machine is not None
         rest = within + 2.0 if within is not None else float("inf")
         last, counted_to = trio.current_time(), machine.clock()
-        while wants and not ended.is_set() and rest > 0:
+        while not barrier.ended.is_set() and rest > 0:
             with trio.move_on_after(1.0):
-                await ended.wait()
+                await barrier.ended.wait()
                 continue
             now = await daemon.call(machine.volume.pending)
             # A pause of the sandbox is no time-out: the machine's clock, by which the barrier ends, leaves it
@@ -328,20 +349,45 @@ class Stopper:
             if now is not None:
                 text = f"{counted(now.files, 'file')}, {counted(now.bytes, 'byte')} to send"
                 await tell(text + (f" ({now.reason})" if now.reason else ""))
-        for one in forget:
-            await daemon.call(one)
-        left = await daemon.call(machine.volume.pending)
-        error = self._why(wants, errors, ended.is_set())
-        if error is None:
-            refused = await daemon.call(lambda: machine.volume.status().get("refused", 0))
-            if isinstance(refused, int) and refused:
-                what = counted(refused, "operation")
-                error = NotDrained(f"the server refused {what}", hint="`fsd recover`")
-        return Drained(error, before, left, trio.current_time() - began)
 
-    def _why(self, wants: list[Want], errors: list[BaseException], ended: bool) -> Exception | None:
-        if errors:
-            return errors[0] if isinstance(errors[0], Exception) else RuntimeError(str(errors[0]))
-        if not wants or not ended:
-            return Unavailable("the FUSE thread does not answer")
-        return wants[0].error
+
+class _Barrier:
+    """One barrier of the volume and who waits for it in trio's thread, where it is made. `begin` and `forget`
+    are posted to the FUSE thread, in this order: what is begun late, after the waiting was given up, is
+    forgotten all the same."""
+
+    def __init__(self, machine: Machine, within: float | None) -> None:
+        self.ended = trio.Event()
+        self._machine, self._within = machine, within
+        self._token = trio.lowlevel.current_trio_token()
+        self._want: Want | None = None
+        self._errors: list[BaseException] = []
+        self._forget: Callable[[], object] | None = None
+
+    def begin(self) -> None:
+        machine = self._machine
+        try:
+            self._want = machine.volume.barrier()
+            self._forget = machine.watch(self._want, self._wake, within=self._within, request=False)
+        except Exception as exc:
+            self._wake(exc)
+            raise
+        machine.pump()
+
+    def _wake(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._errors.append(error)
+        with contextlib.suppress(trio.RunFinishedError):  # nobody waits any more
+            self._token.run_sync_soon(self.ended.set)
+
+    def forget(self) -> None:
+        if self._forget is not None:
+            self._forget()
+
+    def error(self) -> Exception | None:
+        """Why not everything is committed; None when it is."""
+        for error in self._errors:
+            return error if isinstance(error, Exception) else RuntimeError(str(error))
+        if self._want is None or not self.ended.is_set():
+            return silent()
+        return self._want.error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel.control import Tell, Verb
+from fsd.kernel.machine import ANSWER, silent
 from fsd.model.errors import FsdError, Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Verbs:
             lambda: (volume.pending(), volume.status(), volume.session, volume.feed_seq)
         )
         if found is None:
-            raise Unavailable("the FUSE thread does not answer", hint="its stacks are in the log")
+            raise silent()
         pending, own, session, seq = found
         events = volume.core.conflicts
         own = {**own, "conflict_events": events, "conflicts": await self._conflicts(seq, events)}
@@ -124,14 +125,16 @@ class Verbs:
             # A power cut that took the answers from the log's end would leave recovery to guess which of what
             # it finds there was sent, changed or removed since.
             try:
-                await self._daemon.call(machine.volume.sync)
+                await self._daemon.call(machine.volume.sync, ANSWER)
             except (OSError, FsdError) as exc:
                 log.error("the log could not be made durable: %s", exc)
         answer = drained.answer("drained")
         answer["mount_path"] = str(self._daemon.place)
         if machine is not None:
             # With the commits just made, of which the feed may not have told yet: one waits for it elsewhere.
-            answer["fs_seq"] = await self._daemon.call(lambda: machine.volume.status()["fs_seq"])
+            answer["fs_seq"] = await self._daemon.call(lambda: machine.volume.status()["fs_seq"], ANSWER)
+            if answer["fs_seq"] is None:
+                raise silent()
         return answer, None
 
     async def unmount(self, args: dict[str, Any], tell: Tell) -> Answer:
