@@ -35,7 +35,7 @@ from fsd.client.leases import Leases, nobody_writes
 from fsd.client.push import Base, Pushed, differs, push, signature
 from fsd.client.sources import local_error, told
 from fsd.client.transfer import CopyOptions, CopyResult, Meter, ProgressFn, normal, real_path, stat_or_none
-from fsd.host.files import lock_directory, write_durable
+from fsd.host.files import lock_directory, make_dirs_durable, write_durable
 from fsd.host.processes import users
 from fsd.host.seam import Host
 from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
@@ -340,7 +340,7 @@ def _work_directory(options: RunOptions) -> Iterator[Path]:
     """The directory to work in, locked."""
     if options.work_dir is None:
         try:
-            options.base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_dirs_durable(options.base)  # nobody else's, whatever the umask
         except OSError as exc:
             error = local_error(exc, os.fsencode(options.base))
             error.hint = (
@@ -354,7 +354,7 @@ def _work_directory(options: RunOptions) -> Iterator[Path]:
         return
     directory = options.work_dir
     with told(os.fsencode(directory)):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_dirs_durable(directory)
         names = set(os.listdir(directory))
     if not names <= {STATE, TREE, LOCK}:
         raise UsageError(f"{directory} is not empty")

@@ -67,7 +67,8 @@ def fsync_dir(path: Path) -> None:
 
 
 def make_dirs_durable(path: Path, mode: int = 0o700) -> None:
-    """Make `path` and what is missing above it, each with a durable entry. What is there is left as it is."""
+    """Make `path` and what is missing above it, each with a durable entry. What is there is left as it is. A
+    `mode` that gives others nothing holds whatever the umask takes off."""
     missing: list[Path] = []
     at = path
     while not at.is_dir():
@@ -75,6 +76,8 @@ def make_dirs_durable(path: Path, mode: int = 0o700) -> None:
         at = at.parent
     for one in reversed(missing):
         one.mkdir(mode=mode, exist_ok=True)
+        if not mode & 0o077:
+            os.chmod(one, mode)
         fsync_dir(one.parent)
 
 

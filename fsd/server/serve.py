@@ -81,6 +81,7 @@ def run(options: ServeOptions, host: Host) -> int:
     """Serve until a signal; the exit code. Main thread only. Raises `UsageError` (options), `Busy` (address
     or data directory in use), `FormatTooNew`, `NoSpace`, `Unavailable`."""
     _check(options)
+    os.umask(0o077)  # all that is made here is the server's own
     _raise_descriptors()
     _collect_seldom()
     # Bodies come from the heap: mapped anew for each, their page faults were a sixth of an upload's CPU.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_what_changed_is_pushed_and_nothing_else(files: Files, tmp_path: Path) -
     assert {path: files.stat(path)["revision"] for path in before} == before
     assert (done.pushed.files, done.pushed.removed, done.pushed.not_pushed) == (2, 1, ["pipe"])
     assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("mask", [0, 0o777])
+def test_where_it_works_is_nobody_elses_whatever_the_umask(files: Files, tmp_path: Path, mask: int) -> None:
+    """The mounts' state directories lie below the same one. Who takes off his own rights can work as well."""
+    before = os.umask(mask)
+    try:
+        done = run(files, RunOptions(b"/w", ["true"], clean_env(), tmp_path / "a" / "b", label="host"))
+    finally:
+        os.umask(before)
+    assert done.exit_code == 0
+    assert [oct(stat.S_IMODE((tmp_path / one).stat().st_mode)) for one in ("a", "a/b")] == ["0o700"] * 2
 
 
 def test_a_new_subtree_begins_empty(files: Files, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from fsd.host import threads
 
+LIMITS = {resource.RLIMIT_NPROC: 60, resource.RLIMIT_NOFILE: 24}
+
 
 def no_thread() -> RuntimeError:
     return RuntimeError("can't start new thread")
@@ -17,7 +19,7 @@ def no_thread() -> RuntimeError:
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(threads, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (60, 100))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (LIMITS.get(what, resource.RLIM_INFINITY), 100))
     return tmp_path
 
 
@@ -35,6 +37,25 @@ def test_what_is_a_lack_of_threads(cgroups: Path) -> None:
         assert found is not None and found.__cause__ is exc
         assert "60 processes and threads of this user (RLIMIT_NPROC)" in found.message
         assert "ulimit -u" in found.hint and "cgroup" in found.hint
+
+
+def test_a_limit_on_memory_is_named(cgroups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's stack is memory: what is short there is told with what is short of processes."""
+    monkeypatch.setitem(LIMITS, resource.RLIMIT_AS, 120_000_000)
+    found = threads.told(no_thread())
+    assert found is not None
+    assert "120000000 bytes of addresses of a process (RLIMIT_AS)" in found.message
+    assert "ulimit -v" in found.hint and "ulimit -u" in found.hint
+
+
+def test_a_lack_of_descriptors_is_told_as_one(cgroups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for exc in (OSError(24, "Too many open files"), ExceptionGroup("outer", [OSError(23, "x")])):
+        found = threads.failure(exc, "mounting failed")
+        assert found.code == "unavailable" and found.__cause__ is exc
+        assert "24 of a process (RLIMIT_NOFILE)" in found.message and "ulimit -n" in found.hint
+    monkeypatch.delitem(LIMITS, resource.RLIMIT_NOFILE)
+    found = threads.failure(OSError(23, "Too many open files in system"), "mounting failed")
+    assert "fs.file-max" in found.message
 
 
 def test_what_is_none(cgroups: Path) -> None:
