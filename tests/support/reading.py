@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import open_database
 from fsd.model.attrs import ROOT_INO, Attr, Entry
 from fsd.model.blocks import pieces
+from fsd.model.errors import Unavailable
 from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS
 from fsd.model.token import parse
 from fsd.remote.hot import HttpRemote, RemoteOptions
@@ -26,6 +27,8 @@ from support.recording import Found, Value
 from support.server import Server
 
 TIMEOUT = 60.0
+SILENCES = 6  # of a server on a busy machine: each is waited for twice as long as the one before
+T = TypeVar("T")
 
 
 def remote_for(token: str, url: str | None = None) -> HttpRemote:
@@ -44,6 +47,16 @@ def committed_tree(token: str, url: str | None = None) -> Found:
     finally:
         remote.close()
     return found
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """What `ask` returns, asked again after a silence as a mount does."""
+    for _ in range(SILENCES):
+        try:
+            return ask()
+        except Unavailable as exc:
+            silence = exc
+    raise silence
 
 
 def _walk(remote: HttpRemote, ino: int, prefix: str, found: Found) -> None:
@@ -65,7 +78,8 @@ def _listing(remote: HttpRemote, ino: int) -> list[Entry]:
     entries: list[Entry] = []
     after, more = b"", True
     while more:
-        _, answers = remote.ask([(LIST, ino, after, 1000)], TIMEOUT)
+        question = (LIST, ino, after, 1000)
+        _, answers = _patiently(lambda: remote.ask([question], TIMEOUT))  # noqa: B023
         page, more = answers[0]
         entries += page
         after = page[-1].name if page else b""
@@ -75,12 +89,13 @@ def _listing(remote: HttpRemote, ino: int) -> list[Entry]:
 def _content(remote: HttpRemote, attr: Attr) -> bytes:
     blocks = {0: attr.first_block()}
     for first in range(1, attr.blocks, FULL_LIST_BLOCKS):
-        _, answers = remote.ask([(BLOCKS, attr.ino, first, FULL_LIST_BLOCKS)], TIMEOUT)
+        question = (BLOCKS, attr.ino, first, FULL_LIST_BLOCKS)
+        _, answers = _patiently(lambda: remote.ask([question], TIMEOUT))  # noqa: B023
         blocks.update(answers[0][1])
     data = bytearray(attr.size)
     for index, parts in blocks.items():
         hashes = {part.hash for part in parts}
-        got, absent = remote.blobs(list(hashes), TIMEOUT) if hashes else ([], [])
+        got, absent = _patiently(lambda: remote.blobs(list(hashes), TIMEOUT)) if hashes else ([], [])  # noqa: B023
         assert not absent, f"inode {attr.ino} names blobs that are not stored"
         opened = {blob.hash: open_blob(blob) for blob in got}
         length = min(BLOCK, attr.size - index * BLOCK)
