@@ -30,7 +30,7 @@ from fsd.client.identity import Identity
 from fsd.client.tunnelled import Tunnelled
 from fsd.client.watchdog import Watchdog
 from fsd.host.seam import Host
-from fsd.model.errors import FsdError, PosixError, Unavailable, UsageError, from_body
+from fsd.model.errors import FsdError, PosixError, Unavailable, UsageError, from_body, hint_between
 from fsd.model.limits import (
     CALL_PATIENCE,
     CALL_TIMEOUT,
@@ -361,10 +361,10 @@ class Http:
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             error = from_body(body, reply.status)
             raise error
-        hint = "something between may have answered; check the endpoint, and that `fsd serve` runs there"
         # A 404 too: what a gateway says while no server is behind it must not pass for "no such file".
         raise Unavailable(
-            f"{self._where()} answered {reply.status} with {kind}, which is no fsd answer", hint=hint
+            f"{self._where()} answered {reply.status} with {kind}, which is no fsd answer",
+            hint=hint_between(reply.status),
         )
 
     # -- the wire ------------------------------------------------------------------------------------

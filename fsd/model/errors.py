@@ -436,6 +436,13 @@ def _all_classes(base: type[FsdError]) -> dict[str, type[FsdError]]:
     return found
 
 
+def hint_between(status: int) -> str:
+    """What to do where something between client and server answered with `status`."""
+    if status == TooLarge.status:
+        return "something between takes no body of this size: raise its limit (nginx: client_max_body_size 0)"
+    return "something between may have answered; check the endpoint, and that `fsd serve` runs there"
+
+
 def from_body(body: object, status: int) -> FsdError:
     """The error a server's JSON body stands for. A body that is none becomes `Unavailable`.
 
@@ -443,7 +450,10 @@ def from_body(body: object, status: int) -> FsdError:
     """
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("code"), str):
-        return Unavailable(f"the server answered {status} without an fsd error body")
+        said = f"the server answered {status} without an fsd error body"
+        if status == TooLarge.status:  # a mount shows the message alone
+            said = f"something between answered {status}: it takes no body of this size"
+        return Unavailable(said, hint=hint_between(status))
     known = _all_classes(FsdError)
     cls = known.get(error["code"], FsdError)
     message = str(error.get("message", ""))

@@ -14,7 +14,7 @@ from fsd.client.files import Files
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
 from fsd.host.seam import Host
-from fsd.model.errors import PosixError, Unavailable
+from fsd.model.errors import PosixError, Unavailable, from_body
 from fsd.model.token import make
 
 GOOD = b'{"kind": "directory", "is_dir": true}'
@@ -167,6 +167,21 @@ def test_an_endpoint_that_is_no_fsd_server() -> None:
 
     with serving(behave) as url, pytest.raises(Unavailable, match="404 with text/html, which is no"):
         Files(client(url)).stat(b"/")
+
+
+def test_a_proxys_limit_of_bodies_is_told_as_one() -> None:
+    """Of nginx it is 1 MiB unless somebody sets it: a commit of a mount is larger."""
+
+    def behave(peer: Peer) -> None:
+        while peer.request() is not None:
+            peer.answer(HTML, "413 Request Entity Too Large", "text/html")
+
+    with serving(behave) as url, pytest.raises(Unavailable, match="413 with text/html") as caught:
+        Files(client(url)).write(b"/f", BytesBody(b"x"))
+    assert "client_max_body_size" in caught.value.hint
+    told = from_body(None, 413)  # as a mount's routes tell it
+    assert isinstance(told, Unavailable) and told.hint == caught.value.hint
+    assert "no body of this size" in told.message
 
 
 def test_a_file_answer_without_its_headers_is_no_file() -> None:
