@@ -341,14 +341,13 @@ def _work_directory(options: RunOptions) -> Iterator[Path]:
     if options.work_dir is None:
         try:
             make_dirs_durable(options.base)  # nobody else's, whatever the umask
+            made = Path(tempfile.mkdtemp(prefix="run-", dir=options.base))
         except OSError as exc:
             error = local_error(exc, os.fsencode(options.base))
             error.hint = (
                 error.hint or "choose --work-dir, or set HOME or XDG_STATE_HOME to a directory of yours"
             )
             raise error from exc
-        with told(os.fsencode(options.base)):
-            made = Path(tempfile.mkdtemp(prefix="run-", dir=options.base))
         with _locked(made):
             yield made
         return

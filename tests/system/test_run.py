@@ -26,7 +26,7 @@ from fsd.client.leases import Leases
 from fsd.client.push import Pushed, push
 from fsd.client.run import RunOptions, RunResult, left_overs, push_left, run
 from fsd.client.transfer import stat_or_none
-from fsd.model.errors import Busy, Unavailable, UsageError
+from fsd.model.errors import Busy, FsdError, Unavailable, UsageError
 
 
 @pytest.fixture
@@ -93,6 +93,13 @@ def test_where_it_works_is_nobody_elses_whatever_the_umask(files: Files, tmp_pat
         os.umask(before)
     assert done.exit_code == 0
     assert [oct(stat.S_IMODE((tmp_path / one).stat().st_mode)) for one in ("a", "a/b")] == ["0o700"] * 2
+
+
+def test_where_nothing_can_be_made_says_what_to_choose(files: Files) -> None:
+    """The directory is there; on a read-only disk, say, what has to be in it cannot be made."""
+    with pytest.raises(FsdError) as caught:
+        run(files, RunOptions(b"/w", ["true"], clean_env(), Path("/proc"), label="host"))
+    assert "--work-dir" in caught.value.hint
 
 
 def test_a_new_subtree_begins_empty(files: Files, tmp_path: Path) -> None:
