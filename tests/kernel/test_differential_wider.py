@@ -12,7 +12,7 @@ import pytest
 from support.diffbench import Bench, follows
 from support.differential import Maker, Pair, differences, identities, tree
 from support.fileops import Actor
-from support.moreops import GROUP_OBJ, NO_ID, OTHER, USER_OBJ
+from support.moreops import AT_SYMLINK_NOFOLLOW, GROUP_OBJ, NO_ID, OTHER, USER_OBJ
 from support.server import Server
 from support.wait import wait_for
 from support.wider import WiderMaker, WidestMaker
@@ -187,3 +187,9 @@ def test_two_threads_that_append_do_so_in_order(calm: Bench) -> None:
     """A place means nothing to a handle that appends: the two writes meet at the end, on any filesystem."""
     both = ("two_threads", ("write", 0, 3, 5000, 0), ("write", 0, 4, 5000, 8192))
     calm.play([(0, ("open", b"f", os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o666, 0)), *[(0, both)] * 100])
+
+
+def test_the_times_of_a_symlink_that_leads_to_itself(calm: Bench) -> None:
+    """Looking at them by that path reads it: an access, which moves there what was just set."""
+    given = ((7, 8), (7, 8))
+    calm.play([(0, ("symlink", b".", b"b")), (0, ("utimensat", b"b/b", given, AT_SYMLINK_NOFOLLOW))])

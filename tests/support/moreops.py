@@ -114,6 +114,8 @@ class MoreOps:
         info = os.stat(path, follow_symlinks=not flags)
         # A time that was not given is the clock's.
         given = [nanoseconds not in (UTIME_NOW, UTIME_OMIT) and seconds for seconds, nanoseconds in times]
+        if flags:
+            given[0] = False  # a symlink's own access time moves when the path to it leads through it
         return [
             told if known is not False else None
             for told, known in zip((info.st_atime_ns, info.st_mtime_ns), given, strict=True)
