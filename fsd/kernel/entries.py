@@ -83,10 +83,15 @@ class Entries:
         return found
 
     def of(self, inode: Inode) -> EntryAttributes:
+        if inode.stale:  # shown for want of newer attributes: the kernel asks again, and nobody tells it to
+            entry = EntryAttributes()
+            self._fill(entry, inode)
+            entry.attr_timeout = 0.0
+            return entry
         cached = inode.kernel
         if cached is not None and cached[0] == inode.stamp and cached[1] == self._epoch:  # type: ignore[index]
-            entry: EntryAttributes = cached[2]  # type: ignore[index]
-            return entry
+            known: EntryAttributes = cached[2]  # type: ignore[index]
+            return known
         entry = EntryAttributes() if cached is None else cached[2]  # type: ignore[index]
         self._fill(entry, inode)
         inode.kernel = (inode.stamp, self._epoch, entry)
@@ -95,7 +100,7 @@ class Entries:
     def passing(self, inode: Inode) -> EntryAttributes:
         """The same for a listing, good until the next call: an entry kept for each listed file would be a
         quarter of its memory."""
-        if inode.kernel is not None:
+        if inode.kernel is not None or inode.stale:
             return self.of(inode)
         self._fill(self._passing, inode)
         return self._passing

@@ -109,8 +109,10 @@ class Calls:
         """`node` with attributes that may be shown; parks when they have to be asked for."""
         if node.busy or (node.gone and (node.handles or not node.stale)):
             return node  # its removal may have come too late: then it is there again
-        if node.stale:
-            raise Park(self.loader.attrs([node, *self.other_stale(node)]))
+        if node.stale and not (node.is_dir and self.core.down):
+            # A directory's old attributes have to do while the service is away: all below it would be out of
+            # reach because of one name that another mount made in it.
+            raise Park(self.loader.attrs([node, *self.other_stale(node)], soft=node.is_dir))
         if self.doubtful(node.checked):
             raise Park(self.loader.attrs([node], soft=True))
         return node

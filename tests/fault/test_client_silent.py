@@ -106,6 +106,49 @@ def test_without_a_server_what_is_known_has_to_do(pair: Pair) -> None:
     assert_same(server_tree(deaf.bench), deaf.view())
 
 
+def test_a_directory_changed_elsewhere_is_a_way_on_without_a_server(pair: Pair) -> None:
+    """Another mount made a name in it, and nobody looked since: only that name is not known."""
+    here, other = pair
+    root = here.volume.root_ino
+    folder = here.call(lambda v: v.mkdir(root, b"folder", 0o755, 0, 0)).ino
+    here.put(folder, b"f", b"one", sync=True)
+    here.view()
+    other.put(root, b"theirs", b"x", sync=True)
+    here.feed()
+    assert here.volume.node(root).stale
+    here.net.cut = 1 << 30
+    assert here.call(lambda v: v.getattr(root)).mode & 0o7777 == 0o755
+    assert here.call(lambda v: v.lookup(root, b"folder")) is not None
+    here.put(folder, b"new", b"written while cut")
+    here.put(root, b"beside", b"and here")
+    assert here.volume.node(root).stale, "asked for when the server is back"
+    later(here)
+    here.net.cut = 0
+    here.volume.feed_silent(False)
+    here.until(here.volume.barrier())
+    found = here.call(lambda v: v.getattr(root))
+    assert not here.volume.node(root).stale and found.nlink == 3
+    assert here.read_all(here.call(lambda v: v.lookup(root, b"theirs")).ino) == b"x"
+    assert server_tree(here.bench)["/folder/new"][1] == b"written while cut"
+    assert_same(server_tree(here.bench), here.view())
+
+
+def test_a_file_changed_elsewhere_is_not_known_without_a_server(pair: Pair) -> None:
+    here, other = pair
+    root = here.volume.root_ino
+    ino = here.put(root, b"f", b"one", sync=True)
+    here.view()
+    other.put(root, b"f", b"other", offset=0, sync=True)
+    here.feed()
+    here.net.cut = 1 << 30
+    with pytest.raises(Park) as parked:
+        here.volume.getattr(ino)
+    for _ in range(5):
+        later(here)
+        here.run_some(10)
+    assert not parked.value.want.finished
+
+
 def out_of_memory(client: Client) -> None:
     """No bytes of blobs are at hand any more."""
     client.volume.core.recent = Recent(client.volume.core.log)
