@@ -65,12 +65,20 @@ class Restore:
         self._open: dict[str, int] = {}
         self._done = Restored()
 
-    def run(self, root: str, *, replace: bool, how: str = HOW, marked: bool = False) -> Restored:
+    def run(
+        self,
+        root: str,
+        *,
+        replace: bool,
+        how: str = HOW,
+        marked: bool = False,
+        verified: Callable[[], object] | None = None,
+    ) -> Restored:
         """Make `root` hold the entries. Without `replace` it has to hold nothing the policy covers
         (`Conflict`, with `how` as what to do). Raises `InvalidPath`, `UnsupportedEntry`, `InvalidBlob`, what
         `fetch` raises, and errors of the local disk; until every content is verified nothing of the
-        destination was touched. `marked`: where not all of it was put into its place then, the directory of
-        contents stays and tells so."""
+        destination was touched; `verified` is called then, and may raise. `marked`: where not all of it was
+        put into its place after that, the directory of contents stays and tells so."""
         self._check()
         top = self._top(root)
         try:
@@ -90,6 +98,8 @@ class Restore:
                 try:
                     self._stage(staging)
                     self._host.crash_point("restore.verified")
+                    if verified is not None:
+                        verified()
                     begun = marked
                     with told(os.fsencode(root)):
                         self._apply(staging)

@@ -5,11 +5,10 @@ A process of its own, for the reason `syncer` is one: who waits for the mount mu
 what it is to do as JSON on stdin (`Order`), answers lines of JSON: {"say": text}, and at last {"ok": {…}} or
 an error body.
 
-Of several that are started together one restores. A mount that does not replace what is there does it under a
-lock on the server, from before it looks whether anything is there until what it made is committed: who comes
-next finds that. Of a restore that ended on the way something is left that tells it: the directory in which
-contents are verified is made before anything is put into its place and goes last, and a mount's changes are
-committed in their order.
+Of several that are started together one restores: under a lock on the server, from before it looks whether
+anything is there until what it made is committed. Who comes next finds that. Of a restore that ended on the
+way something is left that tells it: the directory in which contents are verified is made before anything is
+put into its place and goes last, and a mount's changes are committed in their order.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from typing import Any, Final, NamedTuple
 
 from fsd.client import manifest
 from fsd.client.contract import Contract
+from fsd.client.files import json_name
 from fsd.client.http import Http
 from fsd.client.identity import Claim, data_identity
 from fsd.client.leases import Holder, Leases, LockOptions, hold
 from fsd.client.policy import of_record
 from fsd.client.restore import STAGING, Restore
 from fsd.host.seam import Host
-from fsd.kernel.control_client import request
+from fsd.kernel.control_client import Progress, request
 from fsd.model.errors import CheckpointNotFound, Conflict, FsdError, InternalError, NotDrained
 
 HOW: Final = "--if-empty goes on with what is there, as without --restore-head; --exclusive replaces it"
@@ -38,6 +38,8 @@ NATIVE: Final = "native"  # the field of a record that is a state of this filesy
 LOCK: Final = b"/.fsd-restore-head"  # and the subtree's path
 TTL: Final = 30.0  # so long others wait for a sandbox that is lost while it restores
 SHOWN_WITHIN: Final = 30.0  # the change feed tells of a commit
+SAY_AGAIN: Final = 10.0
+GIVE_UP: Final = 10.0
 SILENCE: Final = 30.0  # a daemon at work says something every second
 
 
@@ -62,30 +64,48 @@ class Work:
 
     def __init__(self, order: Order) -> None:
         self.order, self.host = order, Host()
+        self.top = order.remote_path.encode("utf-8", "surrogateescape")
+        self._told = self.host.monotonic()
         claim = Claim(order.token, None, None, order.endpoint, None, order.insecure)
         self.http = Http(data_identity(claim), self.host)
         self.contract = Contract(self.http)
 
     def run(self) -> dict[str, Any]:
-        if self.order.replace:
-            return self._head()
-        guard = self._guard()
+        self._hold()
         try:
-            self._show(self._newest())
-            self._no_part()
-            done = self._unless_there()
-            if done.get("checkpoint_id"):
-                self._ask("drain", {"timeout": None})
-                guard.check()
+            done = self._under_lock()
         except Conflict:
-            guard.release(say)  # nothing was done
+            self.guard.release(say)  # nothing was done
             raise
-        guard.release(say)  # otherwise it is left to expire: others look again then
+        except (FsdError, OSError):
+            self._give_up()
+            raise
+        self.guard.release(say)
         return done
 
-    def _guard(self) -> Holder:
+    def _under_lock(self) -> dict[str, Any]:
+        if not self.order.replace:
+            self._show(self._newest())
+            self._no_part()
+        done = self._unless_there()
+        if done.get("checkpoint_id"):
+            self._send(None)
+            self.guard.check()
+        return done
+
+    def _give_up(self) -> None:
+        """What was made, and taken away again, is sent: others then find what there is. Where that cannot be
+        done at once, they find it when the lock has expired."""
+        try:
+            self._send(GIVE_UP)
+        except FsdError as exc:
+            say(f"others wait {TTL:g} s for what is not sent: {exc.message}")
+        else:
+            self.guard.release(say)
+
+    def _hold(self) -> None:
         options = LockOptions(
-            path=LOCK + os.fsencode(self.order.remote_path).rstrip(b"/"),
+            path=LOCK + self.top.rstrip(b"/"),
             command=("--restore-head", self.order.thread),
             env={},
             host=socket.gethostname(),
@@ -93,7 +113,7 @@ class Work:
             ttl=TTL,
             who="restoring the head",
         )
-        return hold(Leases(self.http), options, say)
+        self.guard: Holder = hold(Leases(self.http), options, say)
 
     def _newest(self) -> int:
         found: int = self.http.json("GET", f"/v1/file-systems/{self.http.identity.file_system_id}")["seq"]
@@ -103,10 +123,19 @@ class Work:
         """Until the mount shows that commit."""
         self._ask("wait", {"seq": seq, "timeout": SHOWN_WITHIN})
 
-    def _ask(self, verb: str, args: dict[str, Any]) -> None:
-        answer = request(Path(self.order.control), verb, args, timeout=SILENCE)
+    def _send(self, within: float | None) -> None:
+        """Until all that was written through the mount is committed."""
+        answer = self._ask("drain", {"timeout": within}, self._sending)
         if answer["status"] == "not_drained":
             raise NotDrained(f"what was restored could not be sent: {answer['reason']}")
+
+    def _sending(self, news: dict[str, Any]) -> None:
+        if self.host.monotonic() - self._told >= SAY_AGAIN:
+            self._told = self.host.monotonic()
+            say(f"restoring the head: {news.get('text', '')}")
+
+    def _ask(self, verb: str, args: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
+        return request(Path(self.order.control), verb, args, timeout=SILENCE, progress=progress)
 
     def _no_part(self) -> None:
         """What a restore left that did not end is nothing to go on with."""
@@ -129,22 +158,27 @@ class Work:
         head = self.contract.call("getHead", {"threadId": self.order.thread})
         if head is None:
             return {"checkpoint_id": None, "files": 0}
+        if self.order.thread == f"fsd:{self.http.identity.file_system_id}":
+            return self._native(head)  # whatever its names, and however many: no manifest is asked for
         record = self.contract.call("get", {"id": head})
         if record is None:
             raise CheckpointNotFound(f"the thread's head {head!a} has no record")
         if record.get(NATIVE):
             return self._native(head)
         work = Restore(manifest.read(record["files"]), of_record(record), self.contract.fetch, self.host)
-        done = work.run(self.order.place, replace=self.order.replace, how=HOW, marked=True)
+        # Who was paused for longer than the lock lasts puts nothing beside what another made meanwhile.
+        done = work.run(
+            self.order.place, replace=self.order.replace, how=HOW, marked=True, verified=self.guard.check
+        )
         return {"checkpoint_id": head, "files": done.files}
 
     def _native(self, head: str) -> dict[str, Any]:
         """A state of the filesystem itself: the server sets the subtree back, unless something is there."""
-        body = {"checkpoint": head, "own_sessions": [self.order.session], "force": True}
+        body: dict[str, Any] = {"checkpoint": head, "own_sessions": [self.order.session], "force": True}
         if not self.order.replace:
             body["empty"] = True
-        if self.order.remote_path.strip("/"):
-            body["path"] = self.order.remote_path
+        if self.top.strip(b"/"):
+            body["path"] = json_name(self.top)
         route = f"/v1/file-systems/{self.http.identity.file_system_id}/restore"
         try:
             done = self.http.json("POST", route, body=body)

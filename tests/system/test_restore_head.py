@@ -92,6 +92,21 @@ def boxes(shared_server: Server, short_dir: Path) -> Iterator[list[Sandbox]]:
             box.close()
 
 
+def begun(box: Sandbox, *options: str) -> tuple[Start, list[int]]:
+    """A restore whose process stands still while it fetches, of which the service knows."""
+    start = Start(box, *options)
+
+    def under_way() -> bool:
+        return any(name.startswith(".fsd-restore-") for name in os.listdir(box.mountpoint))
+
+    wait_for(lambda: os.path.ismount(box.mountpoint) and under_way(), 60, "the restore", every=0.005)
+    pids = start.pids()
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: box.fs.ask("GET", "/list/").json["entries"], 30, "the service to know of it")
+    return start, pids
+
+
 def conflicts(fs: TestFs) -> Any:
     return fs.ask("GET", "/conflicts/").json["conflicts"]
 
@@ -176,16 +191,7 @@ def test_a_sandbox_that_is_lost_while_it_restores_leaves_word(boxes: list[Sandbo
     """Others wait for it, as long as it lives and its lock after that; none takes a part for the whole."""
     first, second, third = boxes
     wanted = captured(first, 2000)
-    lost = Start(first)
-
-    def under_way() -> bool:
-        return any(name.startswith(".fsd-restore-") for name in os.listdir(first.mountpoint))
-
-    wait_for(lambda: os.path.ismount(first.mountpoint) and under_way(), 60, "the restore", every=0.005)
-    pids = lost.pids()
-    for pid in pids[1:]:
-        os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: first.fs.ask("GET", "/list/").json["entries"], 30, "the service to know of it")
+    lost, pids = begun(first)
     waiting = Start(second, "--if-empty")
     wait_for(lambda: "waiting" in waiting.said, 60, "the second to wait")
     assert waiting.process.poll() is None
@@ -202,3 +208,49 @@ def test_a_sandbox_that_is_lost_while_it_restores_leaves_word(boxes: list[Sandbo
     third.unmount()
     assert Start(third, "--exclusive", "--if-empty").end() == 0
     assert tree(third) == wanted and not conflicts(third.fs)
+
+
+def test_who_loses_the_lock_while_it_fetches_puts_nothing_there(boxes: list[Sandbox]) -> None:
+    """A sandbox that was paused for longer than the lock lasts: another may have restored. What it was about
+    to do is taken back on the service too, or nobody could restore there."""
+    first, second, _ = boxes
+    wanted = captured(first, 2000)
+    lost, pids = begun(first)
+    (lease,) = first.fs.ask("GET", "/leases").json["leases"]
+    assert first.fs.ask("POST", f"/leases/{lease['fence']}/release", {}).status == 200
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGCONT)
+    assert lost.end() != 0
+    assert first.fs.ask("GET", "/list/").json["entries"] == []
+    assert Start(second, "--if-empty").end() == 0
+    assert tree(second) == wanted and not conflicts(second.fs)
+
+
+def test_others_wait_for_one_that_replaces_what_is_there(boxes: list[Sandbox]) -> None:
+    first, second, _ = boxes
+    wanted = captured(first, 2000)
+    replacing, pids = begun(first, "--exclusive")
+    other = Start(second, "--if-empty")
+    wait_for(lambda: "waiting" in other.said or other.process.poll() is not None, 60, "the second to wait")
+    assert other.process.poll() is None, other.said
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGCONT)
+    assert replacing.end() == 0
+    assert other.end() == 0
+    assert "nothing was restored" in other.said
+    assert tree(second) == wanted
+
+
+def test_a_state_comes_back_into_a_subtree_whose_name_is_no_text(boxes: list[Sandbox]) -> None:
+    box = boxes[0]
+    box.mount()
+    top = os.fsencode(box.mountpoint) + b"/\xff"
+    os.mkdir(top)
+    with open(top + b"/f", "w") as file:
+        file.write("kept")
+    box.json("checkpoint", "create")
+    os.unlink(top + b"/f")
+    box.unmount()
+    start = Start(box, "--remote-path", os.fsdecode(b"/\xff"), thread=f"fsd:{box.fs.id}")
+    assert start.end() == 0, start.said
+    assert tree(box) == {"f": b"kept"}
