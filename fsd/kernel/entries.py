@@ -35,6 +35,7 @@ class Inode(Protocol):
     ctime: int
     rdev: int
     stamp: int
+    stale: bool
     kernel: object
 
 

@@ -190,16 +190,31 @@ class TestFeed:
         assert core.take_absent() == []
 
 
+def shown(**more: object) -> Any:
+    """An inode as entries are made of it."""
+    numbers = dict.fromkeys(("uid", "gid", "atime", "mtime", "ctime", "stamp", "rdev", "lookups"), 0)
+    found = {"ino": 7, "kernel": None, "mode": 0o100644, "nlink": 1, "size": 10_240, "stale": False}
+    return SimpleNamespace(**{**numbers, **found, **more})
+
+
 class TestEntries:
     @pytest.mark.parametrize(("rdev", "blocks"), [(0, 20), (4096, 12), (10_240, 0), (0x80001, 20), (-1, 20)])
     def test_what_is_no_number_of_holes_counts_none(self, rdev: int, blocks: int) -> None:
         """The first versions kept a device's number of any inode."""
-        numbers = dict.fromkeys(("uid", "gid", "atime", "mtime", "ctime", "stamp", "lookups"), 0)
-        inode = SimpleNamespace(
-            ino=7, kernel=None, mode=0o100644, nlink=1, size=10_240, rdev=rdev, **numbers
-        )  # fmt: skip
-        entry = entries.Entries(1).of(cast(Any, inode))
+        entry = entries.Entries(1).of(shown(rdev=rdev))
         assert (entry.st_blocks, entry.st_rdev) == (blocks, 0)
+
+    def test_what_is_shown_for_want_of_newer_is_not_kept(self) -> None:
+        """Nobody would make the kernel forget it: it was told of the change before."""
+        made, inode = entries.Entries(1), shown(mode=0o40755)
+        kept = made.of(inode)
+        assert made.of(inode) is kept and kept.attr_timeout == kept.entry_timeout == entries.TIMEOUT
+        inode.stale = True
+        for entry in (made.of(inode), made.passing(inode)):
+            assert (entry.attr_timeout, entry.entry_timeout) == (0.0, entries.TIMEOUT)
+            assert entry.st_size == kept.st_size
+        inode.stale = False
+        assert made.of(inode) is kept and kept.attr_timeout == entries.TIMEOUT
 
 
 class TestMachine:
