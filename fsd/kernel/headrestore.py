@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from fsd.client import manifest
@@ -192,8 +194,15 @@ def say(text: str) -> None:
     print(json.dumps({"say": text}), flush=True)
 
 
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """What was fetched goes before this process does, where nothing of it is in its place yet."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(1)
+
+
 def main() -> None:
     os.umask(0o022)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         answer: dict[str, Any] = {"ok": Work(Order(**json.loads(sys.stdin.read()))).run()}
     except FsdError as exc:

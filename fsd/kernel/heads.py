@@ -48,11 +48,15 @@ async def restore_head(daemon: Daemon, session: int) -> bool:
         await when()
         scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, nursery.cancel_scope)
-        # Nothing may be restored into the directory below a mount that is gone.
-        for when in (daemon.stopper.asked.wait, daemon.stopper.wait):
-            nursery.start_soon(stopped, nursery.cancel_scope, when)
+    daemon.stopper.restoring = over = trio.Event()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, nursery.cancel_scope)
+            # Nothing may be restored into the directory below a mount that is gone.
+            for when in (daemon.stopper.asked.wait, daemon.stopper.wait):
+                nursery.start_soon(stopped, nursery.cancel_scope, when)
+    finally:
+        over.set()
     if not answers:
         told.failed(Unavailable("stopped before the head was restored"))
         return False

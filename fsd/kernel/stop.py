@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 MERGE: Final = 0.5
 EXIT_CLEAN: Final = 0
 EXIT_LEFT: Final = 6
-# Of `--stop-timeout`: what the first barrier gets, until when it and then the clean unmount end in any case.
+# Of `--stop-timeout`: what a restore gets to end, what the first barrier gets, until when it and then the
+# clean unmount end in any case.
+RESTORE_MOST: Final = 0.3
 BARRIER: Final = 0.6
 BARRIER_MOST: Final = 0.7
 CLEAN_MOST: Final = 0.85
@@ -130,6 +132,7 @@ class Stopper:
         self._stops = 0
         self._last: tuple[str, float] | None = None
         self._in_hand = 0
+        self.restoring: trio.Event | None = None  # a restore of the head that goes on; set when it has ended
 
     # the decision
 
@@ -193,6 +196,9 @@ class Stopper:
         limit, began = daemon.options.stop_timeout, trio.current_time()
         deadline = began + limit
         self._in_hand += 1
+        if self.restoring is not None:  # it takes away what it fetched
+            with trio.move_on_at(began + limit * RESTORE_MOST):
+                await self.restoring.wait()
         # However slow machine or server are, time for the detach is left: who is cut off without one meets a
         # dead mount, and so does the next program.
         with trio.move_on_at(began + limit * BARRIER_MOST):

@@ -226,6 +226,19 @@ def test_who_loses_the_lock_while_it_fetches_puts_nothing_there(boxes: list[Sand
     assert tree(second) == wanted and not conflicts(second.fs)
 
 
+def test_one_that_is_stopped_while_it_fetches_leaves_nothing(boxes: list[Sandbox]) -> None:
+    """Nothing of it was in its place yet: the next one need not be told to replace anything."""
+    box = boxes[0]
+    captured(box, 2000)
+    stopped, pids = begun(box)
+    stopped.process.send_signal(signal.SIGINT)
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGCONT)
+    assert stopped.end() != 0
+    wait_for(lambda: not any(alive(pid) for pid in pids), 60, "all of it to end")
+    assert box.fs.ask("GET", "/list/").json["entries"] == []
+
+
 def test_others_wait_for_one_that_replaces_what_is_there(boxes: list[Sandbox]) -> None:
     first, second, _ = boxes
     wanted = captured(first, 2000)
