@@ -104,8 +104,7 @@ ROWS: Final = (
     ),
     Command(
         ("mv",), ("fs", "move-file"), GROUP, "rename a file or directory, or move it into another",
-        "fsd mv /tasks/draft.md /tasks/plan.md\n"
-        "fsd mv /tasks/a.md /tasks/b.md /done/", "do_files:mv", aliases=(("fs", "mv"),), changes=True,
+        "fsd mv /tasks/draft.md /tasks/plan.md", "do_files:mv", aliases=(("fs", "mv"),), changes=True,
         plan=("POST", "/v1/file-systems/{fs}/actions", "rename {from_remote} to {to_remote}"),
         flags=(
             flag("--from-remote", "remote path", metavar="FROM", required=True, position=0),

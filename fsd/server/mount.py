@@ -225,8 +225,7 @@ async def get_blobs(request: Request) -> Response:
 
 async def changes(request: Request) -> Response:
     """The change feed after a seq; a long poll that holds no thread. The token is looked up before each
-    answer: one revoked meanwhile gets none. What its own session committed ends no poll: a mount that commits
-    all the time would ask as often, for what it knows."""
+    answer: one revoked meanwhile gets none."""
     ctx = context(request)
     fs = await ctx.recalled(request)
     after = query_int(request, "after", 0, 0, _SEQ_MAX)
@@ -241,9 +240,8 @@ async def changes(request: Request) -> Response:
     told = "asked" in request.query_params  # else the reader knows nothing of barriers
     asked = query_int(request, "asked", 0, 0, _SEQ_MAX)
     subject = ("fs", fs.id)
-    event = ctx.waiters.register(subject, session)
+    event = ctx.waiters.register(subject)
     deadline = ctx.host.monotonic() + wait
-    woken = False
     unseen = session  # 0 once the session was told of this sign of life
 
     def look() -> FeedPage:
@@ -260,10 +258,9 @@ async def changes(request: Request) -> Response:
         while True:
             page = await ctx.poll(look)
             left = deadline - ctx.host.monotonic()
-            over = woken or left <= 0 or ctx.waiters.stopping
-            if over or page.asks or ctx.service.feed.has_news(page, after, session):
+            if page.changes or page.reset or page.asks or left <= 0 or ctx.waiters.stopping:
                 return _raw(page.encode())
-            woken = await ctx.waiters.wait(event, left)
+            await ctx.waiters.wait(event, left)
     finally:
         ctx.waiters.forget(subject, event)
 

@@ -16,7 +16,8 @@ from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import POLLS_MAX
 
 CHECK_EVERY: Final = 0.2
-# Woken polls ask a little later, so that a burst of commits costs each reader one question, not hundreds.
+# Woken polls ask a little later, so that a burst of commits costs each reader one question, not hundreds. A
+# mount that commits all the time wakes its own poll, whose answer and next question cost as much as a commit.
 GATHER: Final = 0.05
 log = logging.getLogger(__name__)
 
@@ -29,37 +30,33 @@ class Waiters:
 
     def __init__(self, heads: Heads | None) -> None:
         self._heads = heads
-        self._waiting: dict[Hashable, dict[asyncio.Event, int]] = {}
+        self._waiting: dict[Hashable, set[asyncio.Event]] = {}
         self.count = 0
         self._stopping = False
         self._checker: asyncio.Task[None] | None = None
 
-    def waiting(self, subject: Hashable, by: int = 0) -> bool:
-        """Whether anybody waits for `subject` who was not woken yet (who was looks later), and whom a change
-        by `by` wakes. Any thread, after the change."""
-        found = self._waiting.get(subject, {})
-        # Of the keys alone: making pairs can begin a collection, in which the loop's thread may have its turn
-        # and change what is being read.
-        return any(not one.is_set() and (not by or found.get(one) != by) for one in list(found))
+    def waiting(self, subject: Hashable) -> bool:
+        """Whether anybody waits for `subject` who was not woken yet: who was looks later. Any thread, after
+        the change."""
+        return not all(event.is_set() for event in list(self._waiting.get(subject, ())))
 
-    def register(self, subject: Hashable, of: int = 0) -> asyncio.Event:
-        """An event that is set at the next change, but for those that `of` says it made. Register before the
-        first look at the subject, so that no change falls in between; give it back with `forget`. Raises
-        `Unavailable` at POLLS_MAX."""
+    def register(self, subject: Hashable) -> asyncio.Event:
+        """An event that is set at the next change. Register before the first look at the subject, so that
+        no change falls in between; give it back with `forget`. Raises `Unavailable` at POLLS_MAX."""
         if self.count >= POLLS_MAX:
             raise Unavailable("the server has too many long polls")
         event = asyncio.Event()
         if self._stopping:
             event.set()
-        self._waiting.setdefault(subject, {})[event] = of
+        self._waiting.setdefault(subject, set()).add(event)
         self.count += 1
         if self._heads is not None and self._checker is None:
             self._checker = asyncio.create_task(self._check())
         return event
 
     def forget(self, subject: Hashable, event: asyncio.Event) -> None:
-        events = self._waiting.get(subject, {})
-        events.pop(event, None)
+        events = self._waiting.get(subject, set())
+        events.discard(event)
         self.count -= 1
         if not events:
             self._waiting.pop(subject, None)
@@ -79,11 +76,10 @@ class Waiters:
     def stopping(self) -> bool:
         return self._stopping
 
-    def wake(self, subject: Hashable, by: int = 0) -> None:
-        """`subject` changed; `by` knows (0: nobody does)."""
-        for event, of in self._waiting.get(subject, {}).items():
-            if not of or of != by:
-                event.set()
+    def wake(self, subject: Hashable) -> None:
+        """`subject` changed."""
+        for event in self._waiting.get(subject, ()):
+            event.set()
 
     def stop(self) -> None:
         """End every long poll now; later ones do not wait."""

@@ -139,9 +139,7 @@ class Commits:
                 except NeedFold as need:
                     folding.fold(need.parts)
         if moved:
-            if answer.outcomes:
-                self._feed.differs(commit.session, answer.seq)
-            self._feed.wake(fs.id, answer.seq, 0 if answer.outcomes else commit.session)
+            self._feed.wake(fs.id, answer.seq)
         return answer
 
     def _work(self, fs: FsRef, commit: Commit) -> _Work:

@@ -30,7 +30,6 @@ PRUNE_EVERY: Final = 256  # commits of a filesystem between two prunings
 _PRUNE_ROWS: Final = 4 * PRUNE_EVERY  # at most so many rows go at a time
 _STEP: Final = 50  # rows read at a time: one can be 100 KiB; divides FEED_PAGE_MAX
 _PAGE_BYTES: Final = 4 * MIB
-_DIFFERING_MAX: Final = 10_000
 
 
 class Feed:
@@ -41,13 +40,11 @@ class Feed:
         self._host = host
         self._changed = threading.Condition()
         self._heads: dict[int, int] = {}  # newest seq committed by this process
-        self._listeners: list[Callable[[int, int, int], None]] = []
-        self._differing: dict[int, int] = {}  # session: its newest commit that had outcomes to tell
+        self._listeners: list[Callable[[int, int], None]] = []
 
-    def listen(self, callback: Callable[[int, int, int], None]) -> Callable[[], None]:
-        """Call `callback(fs id, seq, by)` after each commit of this process, on the committing thread: it
-        must be quick and must not raise. `by`: the session that knows all of it. Returns the call that ends
-        it."""
+    def listen(self, callback: Callable[[int, int], None]) -> Callable[[], None]:
+        """Call `callback(fs id, seq)` after each commit of this process, on the committing thread: it must be
+        quick and must not raise. Returns the call that ends it."""
         with self._changed:
             self._listeners.append(callback)
 
@@ -57,31 +54,14 @@ class Feed:
 
         return stop
 
-    def wake(self, fs: int, seq: int, by: int = 0) -> None:
-        """A commit happened. `by`: the session whose it was, where it was told all by the answer."""
+    def wake(self, fs: int, seq: int) -> None:
+        """A commit happened."""
         with self._changed:
             self._heads[fs] = max(seq, self._heads.get(fs, 0))
             listeners = list(self._listeners)
             self._changed.notify_all()
         for callback in listeners:
-            callback(fs, seq, by)
-
-    def differs(self, session: int, seq: int) -> None:
-        """A commit of `session` became something else than was asked: the feed says what, to it too."""
-        with self._changed:
-            self._differing.pop(session, None)
-            self._differing[session] = seq
-            if len(self._differing) > _DIFFERING_MAX:
-                del self._differing[next(iter(self._differing))]
-
-    def has_news(self, page: FeedPage, after: int, session: int) -> bool:
-        """Whether a page behind `after` tells `session` (0: somebody else) what it does not know."""
-        changes = page.changes
-        if page.reset or not changes or not session:
-            return page.reset or bool(changes)
-        more = changes[-1].seq < page.head  # than fits into a page
-        differs = self._differing.get(session, 0) > after
-        return more or differs or any(one.session != session for one in changes)
+            callback(fs, seq)
 
     def head(self, fs: FsRef) -> int:
         """The filesystem's seq now. Raises `NotFound`."""

@@ -33,6 +33,7 @@ class TinyInode:
         self.size = self.rdev = 0
         self.atime = self.mtime = self.ctime = now
         self.stamp = 1
+        self.stale = False
         self.kernel: object = None
         self.data = bytearray()
         self.names: dict[bytes, int] = {}

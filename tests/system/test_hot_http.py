@@ -6,8 +6,6 @@ import http.client
 import os
 import random
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -159,52 +157,6 @@ def test_a_long_poll_of_the_feed_returns_with_the_commit(shared_fs: TestFs) -> N
     for one in polls:
         one.join(20)
     assert len(got) == 40 and {page.head for page in got} == {answer.seq}
-
-
-def test_what_a_session_commits_itself_ends_none_of_its_polls(shared_fs: TestFs) -> None:
-    """It knows that; the page in the end tells of it all the same. Of what became something else, and of what
-    others did, it is told at once."""
-    fs = shared_fs
-    session, rival = start(fs), start(fs, "m2")
-
-    def poll(after: int, wait: float = 0.5) -> Any:
-        url = f"/changes?after={after}&session={session['session']}&wait={wait}"
-        return read_feed(fs.ask("GET", url).body)
-
-    def polled(act: Callable[[], Any], after: int, wait: float = 30) -> tuple[Any, Any]:
-        """The page a poll gets during which `act` happens, and what that gave."""
-        pages: list[Any] = []
-        waiting = threading.Thread(target=lambda: pages.append(poll(after, wait)))
-        waiting.start()
-        text = lambda: fs.server.ask("GET", "/metrics").body.decode()  # noqa: E731
-        wait_for(lambda: "fsd_long_polls_waiting 1" in text(), 30, "the poll")
-        made = act()
-        waiting.join(60)
-        return pages[0], made
-
-    first = commit(fs, session, ticket_of(session), create_file(session, 1, b"a", b"d", 1), [make_blob(b"d")])
-    before = time.monotonic()
-    page = poll(session["seq"])
-    assert time.monotonic() - before >= 0.5, "waited, although there is a change of its own"
-    assert [one.seq for one in page.changes] == [first.seq]
-    before = time.monotonic()
-    page, second = polled(
-        lambda: commit(fs, session, first.ticket, create_file(session, 2, b"b", b"e", 3), [make_blob(b"e")]),
-        first.seq,
-        wait=2,
-    )
-    assert time.monotonic() - before >= 2, "its wait ended, and not before"
-    assert [one.seq for one in page.changes] == [second.seq]
-    page, third = polled(
-        lambda: commit(fs, rival, ticket_of(rival), create_file(rival, 1, b"c", b"f", 1), [make_blob(b"f")]),
-        second.seq,
-    )
-    assert [one.session for one in page.changes] == [rival["session"]]
-    taken = create_file(session, 3, b"c", b"g", 5)
-    page, fourth = polled(lambda: commit(fs, session, second.ticket, taken, [make_blob(b"g")]), third.seq)
-    assert fourth.outcomes and [one.seq for one in page.changes] == [fourth.seq], "while it was waited for"
-    page = poll(third.seq, wait=30)
-    assert [one.seq for one in page.changes] == [fourth.seq], "and when it is asked for later"
 
 
 @pytest.mark.parametrize("subject", ["feed", "journal"])
