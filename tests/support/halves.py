@@ -21,7 +21,7 @@ from types import FrameType
 
 TESTS = Path(__file__).resolve().parent.parent
 # About equal in time.
-SECOND = ("contract", "system")
+SECOND = ("contract", "property", "system")
 GRACE = 60
 NONE_CHOSEN = 5  # pytest's
 
