@@ -66,6 +66,7 @@ sources before a directory that is there, and put each into it under its own nam
 | `FSD_ENDPOINT` | URL of the server, overrides the token's |
 | `FSD_ADMIN_KEY` | admin key, for the control plane |
 | `FSD_DATABASE_URL`, `FSD_BLOBS_URL` | `serve`, `audit`: URLs with a password, which `ps` shows in flags |
+| `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY` | the forward proxy to https endpoints, and what goes past it |
 | `SSL_CERT_FILE` | certificates to trust for https endpoints, instead of the system's |
 | `XDG_STATE_HOME`, `XDG_RUNTIME_DIR`, `HOME`, `TMPDIR` | where mounts keep their state |
 | `FSD_CRASH=POINT[:COUNT]` | for tests: the process ends as by SIGKILL at that durable step's COUNT-th time |
