@@ -213,12 +213,12 @@ def test_tls(tmp_path: Path) -> None:
 
 def test_openapi_describes_every_route_and_nothing_else(server: Server) -> None:
     from fsd.server.app import all_routes
-    from fsd.server.openapi import _SAYS
+    from fsd.server.openapi_tables import SAYS
 
     document = server.ask("GET", "/openapi.json").json
     assert document["openapi"] == "3.1.0"
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert described == {(route.method, route.template) for route in all_routes()} == set(_SAYS)
+    assert described == {(route.method, route.template) for route in all_routes()} == set(SAYS)
     operations = [op for methods in document["paths"].values() for op in methods.values()]
     assert len({op["operationId"] for op in operations}) == len(operations)
     fs = server.create()
