@@ -68,3 +68,18 @@ def test_a_wrong_option_is_told_before_anything_is_installed(fresh: Path) -> Non
         assert (done.returncode, done.stdout) == (2, "")
         assert wrong[1].rpartition(",")[2] in done.stderr
     assert below(fresh) == before
+
+
+def test_a_setup_that_was_stopped_while_it_made_the_environment_goes_on(fresh: Path) -> None:
+    """What `venv` has made before it comes to pip. Here pip fails then, so nothing further is touched."""
+    (fresh / "fsd/x").mkdir(parents=True)
+    (fresh / "fsd/x/_x.c").touch()
+    (fresh / "pyproject.toml").touch()
+    (fresh / "requirements.lock").write_text("nothing @ file:///nowhere/nothing-1.whl\n")
+    subprocess.run(["/usr/bin/python3.11", "-m", "venv", "--without-pip", fresh / ".venv"], check=True)
+    done = run(fresh, "setup")
+    assert done.returncode != 0
+    assert "No module named pip" not in done.stderr
+    assert "nothing" in done.stderr, "pip was not asked"
+    asked = [fresh / ".venv/bin/python", "-m", "pip", "--version"]
+    assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
