@@ -5,8 +5,6 @@ Short spellings are what people see; the long ones are listed by `fsd help long`
 
 from __future__ import annotations
 
-import textwrap
-
 from fsd.cli.table import Command, Flag, Table, Words
 
 GROUPS = ("Server and filesystems", "Files", "Mounts", "Checkpoints", "Forks", "Journals", "Other", "Later")
@@ -75,6 +73,8 @@ def usage_line(row: Command, long: bool, words: Words) -> str:
 
 
 def _flag_line(f: Flag) -> str:
+    import textwrap
+
     names = ", ".join(sorted(f.names, key=len))
     if f.convert is not None:
         names += f" {f.operand}"

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 
 from fsd import __version__
@@ -223,6 +222,8 @@ def _fail(error: FsdError, context: Context | None, format: str, streams: Stream
     if context:
         context.end_progress()
         if context.args.debug:
+            import traceback
+
             streams.stderr.write(visible(redact("".join(traceback.format_exception(error)))))
     streams.stderr.write(error_text(error, redact))
     if format == "json":

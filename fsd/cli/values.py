@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from fsd.model.errors import UsageError
@@ -163,6 +162,8 @@ def journal_at(raw: str) -> tuple[str, int]:
 
 def date_ns(raw: str) -> int:
     """Nanoseconds since the epoch from `YYYY-MM-DD` (UTC midnight) or an RFC 3339 time."""
+    from datetime import UTC, datetime
+
     try:
         at = datetime.fromisoformat(raw)
     except ValueError as exc:

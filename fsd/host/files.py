@@ -21,7 +21,7 @@ from fsd.model.errors import Busy, NoSpace
 # How fallocate is refused where it is not to be had: an old emulated kernel, a filter of system calls. (The C
 # library makes up for a filesystem without it, EOPNOTSUPP, itself.)
 _NO_FALLOCATE: Final = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
-_ZEROS: Final = bytes(1 << 18)
+_ZEROS_AT_ONCE: Final = 1 << 18
 
 
 def allocate(fd: int, at: int, size: int) -> None:
@@ -35,9 +35,10 @@ def allocate(fd: int, at: int, size: int) -> None:
             raise
     before = os.fstat(fd).st_size
     done, end = max(at, before), at + size
+    zeros = memoryview(bytes(_ZEROS_AT_ONCE))  # made here: each process of fsd loads this module
     try:
         while done < end:
-            done += os.pwrite(fd, memoryview(_ZEROS)[: end - done], done)
+            done += os.pwrite(fd, zeros[: end - done], done)
     except OSError:
         os.ftruncate(fd, before)
         raise

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
 from typing import Final
 
-from fsd.host.heap import few_heaps
+from fsd.host.heap import few_heaps, give_back
 from fsd.model.limits import MIB
 
 log = logging.getLogger(__name__)
@@ -40,17 +39,14 @@ class GiveBack:
     """
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
         self._last = 0
 
     def look(self) -> None:
         """To be called now and then."""
-        if self._trim is None:
-            return
         try:
             now = resident()
             if now > self._last + GROWN:
-                self._trim(0)
+                give_back()
                 self._last = resident()
         except OSError as exc:
             log.debug("how large the process is cannot be read: %s", exc)

@@ -12,7 +12,6 @@ import errno
 import os
 import re
 import stat
-import subprocess
 import threading
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -260,6 +259,8 @@ def _detach(place: Path, *, lazy: bool, dead: bool) -> None:
             raise busy(place)
         if number != errno.EPERM:
             raise FsdError(f"{place} cannot be unmounted: {os.strerror(number)}")
+    import subprocess  # here alone: the supervisor would keep it
+
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(place)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=30, check=False)

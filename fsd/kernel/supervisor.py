@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from fsd.host import threads
 from fsd.host.files import make_dirs_durable
+from fsd.host.heap import give_back
 from fsd.kernel import fresh, namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
@@ -257,6 +258,9 @@ def _detached(
 ) -> int:
     os.setsid()
     channel = Channel(write_end)
+    # What the command loaded with is free by now; a copy of it would be the supervisor's for good. The more
+    # where modules were compiled first.
+    give_back()
     try:
         if _fork() != 0:
             return 0

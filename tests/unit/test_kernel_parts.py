@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import trio.testing
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import entries, feed, fresh, runtime, sender
+from fsd.kernel import entries, feed, fresh, runtime, sender, supervisor
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, PAUSED, Machine
 from fsd.kernel.mini import Scheduler
@@ -353,6 +354,34 @@ print(full, kept, resident())
         full, kept, small = map(int, run.stdout.split())
         assert kept > full - 8 * MIB, "the C library gave it back by itself: this checked nothing"
         assert small < full - 24 * MIB
+
+    def test_the_supervisor_loads_no_more_than_it_needs(self) -> None:
+        """It keeps for good what `fsd mount` loaded before it forked."""
+        program = "import sys, fsd.cli.main, fsd.kernel.supervisor; print(*sys.modules)"
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        loaded = set(run.stdout.split())
+        assert "fsd.kernel.supervisor" in loaded, run.stderr
+        unwanted = {"datetime", "http.client", "ssl", "subprocess", "textwrap", "traceback", "trio"}
+        assert not loaded & unwanted
+
+    def test_the_heap_is_given_back_before_the_supervisor_is_forked(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[str] = []
+
+        def fork() -> int:
+            seen.append("fork")
+            return 1
+
+        monkeypatch.setattr(supervisor, "give_back", lambda: seen.append("give back"))
+        monkeypatch.setattr(supervisor, "_fork", fork)
+        monkeypatch.setattr(supervisor.os, "setsid", lambda: None)
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        nothing = cast(Any, None)  # what the parent of the supervisor does not look at
+        assert supervisor._detached(nothing, Path("/"), nothing, -1, write_end) == 0
+        os.close(write_end)
+        assert seen == ["give back", "fork"]
 
 
 class TestMountTable:
