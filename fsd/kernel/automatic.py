@@ -60,6 +60,9 @@ class Automatic:
             except (FsdError, OSError) as exc:
                 self._problem = exc.message if isinstance(exc, FsdError) else str(exc)
                 log.warning("no automatic checkpoint this time: %s", exc)
+            except Exception as exc:
+                self._problem = f"a defect: {exc!r}"
+                log.exception("no automatic checkpoint this time")
 
     async def _turn(self, within: float) -> None:
         daemon = self._daemon

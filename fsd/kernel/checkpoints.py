@@ -103,6 +103,13 @@ class Checkpoints:
                 nursery.start_soon(self._answer, ask)
 
     async def _answer(self, ask: BarrierAsk) -> None:
+        """Whatever goes wrong with it, the mount goes on; who asked finds that this mount did not answer."""
+        try:
+            await self._place(ask)
+        except Exception:
+            log.exception("the barrier %d was not placed", ask.id)
+
+    async def _place(self, ask: BarrierAsk) -> None:
         daemon = self._daemon
         machine = daemon.machine
         assert machine is not None

@@ -59,7 +59,6 @@ T = TypeVar("T")
 TICK: Final = 0.1
 READ_AHEAD_KIB: Final = 1024
 SWITCH_INTERVAL: Final = 0.0005
-# A loop that has not turned for so long hangs: all stacks go to the log.
 OPEN_RETRY: Final = 1.0
 LEASE_RETRY: Final = 0.5
 REPORT: Final = 5.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,15 +65,17 @@ def kept(state_dir: Path) -> list[Kept]:
     if not root.is_dir():
         return []
     found = [_read(place) for place in root.iterdir() if (place / ENTRY).exists()]
-    return sorted(found, key=lambda k: tuple(map(int, k.place.name.split("-"))))
+    return [one for _, one in sorted(found, key=itemgetter(0))]
 
 
-def _read(place: Path) -> Kept:
+def _read(place: Path) -> tuple[tuple[int, int], Kept]:
+    """The change, behind what it is in the order of."""
     try:
+        session, number = map(int, place.name.split("-"))
         raw = msgpack.unpackb((place / ENTRY).read_bytes(), raw=False, use_list=False)
         data = place / DATA
         is_content = raw["op"][1] == CONTENT
-        return Kept(
+        one = Kept(
             place=place,
             op=decode_one(raw["op"]),
             errno=int(raw["errno"]),
@@ -84,9 +87,11 @@ def _read(place: Path) -> Kept:
             data=data if is_content and data.exists() else None,
             lacking=int(raw.get("lacking", 0)),
         )
+        return (session, number), one
     except (ValueError, KeyError, TypeError, FsdError, msgpack.exceptions.UnpackException) as exc:
         raise IntegrityError(
-            f"the refused change in {place} cannot be read", hint="look at its data"
+            f"the refused change in {place} cannot be read",
+            hint="look at its data; what is none of fsd's there, a copy say, belongs elsewhere",
         ) from exc
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
+import msgpack
 import pytest
 
-from fsd.model.errors import Conflict
+from fsd.model.errors import Conflict, IntegrityError
 from fsd.model.ops import CONTENT, CREATE, Content, Create
-from fsd.vfs.decide import Kept, export
+from fsd.vfs.decide import Kept, export, kept
 
 
 def refused(tmp_path: Path, number: int, path: bytes, what: bytes | Create) -> Kept:
@@ -75,3 +77,27 @@ def test_a_file_where_a_directory_is_needed_is_a_conflict(tmp_path: Path) -> Non
     with pytest.raises(Conflict):
         export([refused(tmp_path, 1, b"/a/file", b"content")], out)
     assert (out / "a").read_bytes() == b"mine"
+
+
+def entry(state: Path, name: str) -> Path:
+    """A refused making as a mount leaves it."""
+    place = state / "refused" / name
+    place.mkdir(parents=True)
+    known = {"op": making(1, stat.S_IFREG | 0o644), "errno": 122, "reason": "no room", "path": b"/x"}
+    known |= {"mode": 0o100644, "uid": 0, "gid": 0, "size": 0}
+    (place / "entry").write_bytes(msgpack.packb(known, use_bin_type=True))
+    return place
+
+
+def test_refused_changes_are_in_the_order_they_were_made(tmp_path: Path) -> None:
+    places = [entry(tmp_path, name) for name in ("2-1", "1-10", "1-9")]
+    assert [one.place for one in kept(tmp_path)] == [places[2], places[1], places[0]]
+
+
+@pytest.mark.parametrize("name", ["1-2.bak", "1", "copy", "1-2-3"])
+def test_what_somebody_put_beside_them_is_named(tmp_path: Path, name: str) -> None:
+    """A copy of one ended a mount with a schedule of checkpoints, again and again."""
+    entry(tmp_path, "1-2")
+    place = entry(tmp_path, name)
+    with pytest.raises(IntegrityError, match=re.escape(str(place))):
+        kept(tmp_path)

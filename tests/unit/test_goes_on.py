@@ -1,0 +1,97 @@
+"""What the daemon does by itself beside the files never ends the mount, whatever goes wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from fsd.host.seam import Host
+from fsd.kernel.automatic import Automatic
+from fsd.kernel.checkpoints import Checkpoints
+from fsd.wire.messages import BarrierAsk
+
+
+def daemon_of(**parts: Any) -> Any:
+    pending = SimpleNamespace(operations=1, files=1)
+    volume = SimpleNamespace(pending=lambda: pending, core=SimpleNamespace(seq=7), session=3)
+    volume.writable_files = list
+    machine = SimpleNamespace(volume=volume)
+
+    async def call(func: Callable[[], object], within: float = 5.0) -> object:
+        return func()
+
+    return SimpleNamespace(machine=machine, call=call, **parts)
+
+
+async def directly(call: Callable[[], object]) -> object:
+    return call()
+
+
+def test_a_schedule_goes_on_behind_a_defect(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    async def create(ask: object, **_how: object) -> dict[str, Any]:
+        tries.append(ask)
+        if len(tries) == 1:
+            raise ValueError("a defect")
+        return {"fs_seq": 7}
+
+    async def act() -> None:
+        host = replace(Host(), wall_ns=lambda: 0)
+        made = daemon_of(
+            options=SimpleNamespace(auto_checkpoint=60.0, keep="", host=host),
+            remote=SimpleNamespace(newest_checkpoint=lambda: None),
+            checkpoints=SimpleNamespace(create=create),
+        )
+        automatic = Automatic(cast(Any, made))
+        # Made-up time passes while a thread is at work.
+        monkeypatch.setattr(automatic, "_there", directly)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(automatic.run)
+            await trio.sleep(90)
+            status = automatic.status()
+            assert status is not None and "a defect" in status["problem"] and status["made"] == 0
+            await trio.sleep(60)
+            status = automatic.status()
+            assert status is not None and status["problem"] is None and status["made"] == 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(act, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(tries) == 2
+    assert "no automatic checkpoint this time" in caplog.text
+
+
+def test_barriers_are_placed_behind_one_that_met_a_defect(caplog: pytest.LogCaptureFixture) -> None:
+    answered: list[int] = []
+
+    async def drain(within: float, tell: object) -> Any:
+        if within == 1.0:
+            raise KeyError("a defect")
+        return SimpleNamespace(error=None, left=None)
+
+    async def act() -> None:
+        made = daemon_of(
+            stopper=SimpleNamespace(drain=drain),
+            remote=SimpleNamespace(answer_barrier=lambda session, ask, **_how: answered.append(ask)),
+        )
+        checkpoints = Checkpoints(cast(Any, made))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpoints.answer_asks)
+            for number, left_ms in ((1, 1000), (2, 2000)):
+                checkpoints.take_ask(BarrierAsk(number, left_ms))
+            with trio.fail_after(30):
+                while 2 not in answered:
+                    await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(act)
+    assert answered == [2]
+    assert "the barrier 1 was not placed" in caplog.text
