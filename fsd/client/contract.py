@@ -64,7 +64,7 @@ class Contract:
 
         def once() -> bool:
             reply = self.http.exchange("HEAD", f"/v1/blobs/{key}", query=(), headers={}, body=None, wait=0.0)
-            reply.close()
+            reply.read(0)  # there is nothing to read: the next question goes on the same connection
             if reply.status in (401, 403):
                 raise (NotAuthenticated if reply.status == 401 else NotPermitted)(
                     "the token is not good for content (any more)"

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from support.badserver import Peer, reply, serving
 
+from fsd.client.contract import Contract
 from fsd.client.files import Files
 from fsd.client.http import BytesBody, Http, HttpOptions
 from fsd.client.identity import Claim, data_identity
@@ -134,6 +135,23 @@ def test_a_kept_connection_the_server_closed_is_replaced_unseen() -> None:
         http = client(url)
         for _ in range(4):
             assert http.json("GET", "/x")["is_dir"]
+
+
+def test_questions_about_content_share_a_connection() -> None:
+    """A capture asks one for each file: each made a connection of its own."""
+    connections: list[int] = []
+
+    def behave(peer: Peer) -> None:
+        connections.append(peer.number)
+        while (got := peer.request()) is not None:
+            found = "200 OK" if got[0].split()[1].endswith("1") else "404 Not Found"
+            peer.sock.sendall(f"HTTP/1.1 {found}\r\nContent-Length: 45\r\n\r\n".encode())
+
+    with serving(behave) as url:
+        contract = Contract(client(url))
+        asked = [contract.has(f"sandbox-files/sha256/{at:064x}") for at in range(4)]
+    assert asked == [False, True, False, False]
+    assert len(connections) == 1
 
 
 def test_an_error_while_a_large_body_is_being_sent_is_heard() -> None:
