@@ -11,7 +11,7 @@ from typing import Final
 from fsd.model.endpoint import Endpoint
 from fsd.model.limits import KIB
 from fsd.remote.failures import unavailable
-from fsd.remote.proxy import Proxy, open_tunnel
+from fsd.remote.proxy import Proxy, open_tunnel, within
 
 _BLOCK: Final = 256 * KIB  # bytes of a body sent at once
 
@@ -34,13 +34,7 @@ class Tunnelled(HTTPSConnection):
     def connect(self) -> None:
         """Within `seconds`, TLS included. Raises `Unavailable` for what the proxy does, `OSError` for the
         server."""
-        end = self._monotonic() + self._seconds
-
-        def left() -> float:
-            if (seconds := end - self._monotonic()) <= 0:
-                raise TimeoutError
-            return seconds
-
+        left = within(self._monotonic, self._seconds)
         try:
             sock = socket.create_connection((self._proxy.host, self._proxy.port), left())
         except OSError as exc:

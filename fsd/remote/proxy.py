@@ -120,6 +120,22 @@ def _within(host: str, network: str) -> bool:
         return False
 
 
+def within(
+    monotonic: Callable[[], float], seconds: float, more: Callable[[], float] | None = None
+) -> Callable[[], float]:
+    """What is left of `seconds` from now on, for all steps of connecting together, and no more than `more`
+    says; raises `TimeoutError` when they are over."""
+    end = monotonic() + seconds
+
+    def left() -> float:
+        found = end - monotonic() if more is None else min(more(), end - monotonic())
+        if found <= 0:
+            raise TimeoutError
+        return found
+
+    return left
+
+
 def open_tunnel(sock: socket.socket, proxy: Proxy, authority: str, left: Callable[[], float]) -> None:
     """Have `proxy`, which `sock` is connected to, lead on to `authority` ("host:port"). `left` says how many
     seconds there are, or raises. Raises `Unavailable`; its cause is `ProxyRefused` where asking again is no

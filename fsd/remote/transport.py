@@ -27,7 +27,7 @@ from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
 from fsd.model.limits import BODY_RATE, ERROR_BODY_MAX, INTERIM_MAX, KIB
 from fsd.remote.failures import unavailable
-from fsd.remote.proxy import Proxy, open_tunnel
+from fsd.remote.proxy import Proxy, open_tunnel, within
 from fsd.remote.resolve import Address, Resolver
 
 _HEAD_MAX: Final = 64 * KIB
@@ -344,32 +344,22 @@ class Connection:
             del failed  # it came through this frame: a circle, as in `HttpRemote._refusal`
 
     def _connect_to(self, address: Address, clock: _Clock) -> socket.socket:
+        left = within(self._monotonic, self._connect_timeout, clock.left)
         sock = socket.socket(address.family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(min(clock.left(), self._connect_timeout))
+            sock.settimeout(left())
             sock.connect(address.sockaddr)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._proxy is not None:
-                open_tunnel(sock, self._proxy, self._endpoint.authority, self._for_connecting(clock))
+                open_tunnel(sock, self._proxy, self._endpoint.authority, left)
             if self._context is not None:
+                sock.settimeout(left())
                 return self._context.wrap_socket(sock, server_hostname=self._endpoint.host)
         except BaseException:
             sock.close()
             raise
         return sock
-
-    def _for_connecting(self, clock: _Clock) -> Callable[[], float]:
-        """What is left for a connection that is begun now; raises `TimeoutError` when it is over."""
-        end = self._monotonic() + self._connect_timeout
-
-        def left() -> float:
-            seconds = min(clock.left(), end - self._monotonic())
-            if seconds <= 0:
-                raise TimeoutError
-            return seconds
-
-        return left
 
     def _send(self, pieces: Sequence[bytes | memoryview], clock: _Clock) -> bool:
         """Send everything. False when the server stopped reading: it may have answered already."""
