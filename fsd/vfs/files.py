@@ -14,7 +14,7 @@ from fsd.model.limits import BLOCK, FILE_MAX, MIB
 from fsd.vfs.calls import Handle
 from fsd.vfs.compact import compact
 from fsd.vfs.content import Content, Flight
-from fsd.vfs.extents import Run
+from fsd.vfs.extents import Ref, Run
 from fsd.vfs.loads import READ_AHEAD
 from fsd.vfs.log import PAGE, TRUNC, WRITE
 from fsd.vfs.names import NameCalls
@@ -39,6 +39,17 @@ def set_id_bits(
     if node.mode & stat.S_ISGID and (node.mode & stat.S_IXGRP or node.gid not in groups()):
         taken |= stat.S_ISGID
     return taken
+
+
+def _in_one_blob(content: Content, offset: int, size: int) -> Ref | None:
+    """Where the bytes of a range that has no changes are part of a single blob; None: they are not."""
+    index = offset // BLOCK
+    if (offset + size - 1) // BLOCK != index:
+        return None
+    found = pieces(content.shown(index), offset - index * BLOCK, size)
+    if len(found) != 1 or found[0].at or found[0].length != size:
+        return None
+    return Ref(found[0].hash, found[0].boff)
 
 
 class FileCalls(NameCalls):
@@ -202,18 +213,13 @@ class FileCalls(NameCalls):
     def lone_piece(self, handle: Handle, content: Content, offset: int, size: int) -> bytes | None:
         """The bytes where they are part of one blob and that is in memory; what is a whole blob, as a reader
         of a large file asks for, is not copied."""
-        index = offset // BLOCK
-        if (offset + size - 1) // BLOCK != index:
+        found = _in_one_blob(content, offset, size)
+        data = None if found is None else self.core.recent.get(found.hash)
+        if found is None or data is None:
             return None
-        found = pieces(content.shown(index), offset - index * BLOCK, size)
-        if len(found) != 1 or found[0].at or found[0].length != size:
-            return None
-        data = self.core.recent.get(found[0].hash)
-        if data is None:
-            return None
-        self.siblings.read(found[0].hash)
+        self.siblings.read(found.hash)
         self.read_ahead(handle, content, offset, offset + size)
-        return data[found[0].boff : found[0].boff + size]
+        return data[found.boff : found.boff + size]
 
     def stored_views(
         self, handle: Handle, content: Content, offset: int, size: int, runs: Sequence[Run]
@@ -263,14 +269,12 @@ class FileCalls(NameCalls):
             return None
         runs = content.extents.runs(0, size)
         if not runs:
-            found = pieces(content.shown(0), 0, size)
-            if len(found) != 1 or found[0].at or found[0].length != size:
+            found = _in_one_blob(content, 0, size)
+            data = None if found is None else self.core.recent.in_memory(found.hash)
+            if found is None or data is None:
                 return None
-            data = self.core.recent.in_memory(found[0].hash)
-            if data is None:
-                return None
-            self.siblings.read(found[0].hash)
-            return data[found[0].boff : found[0].boff + size]
+            self.siblings.read(found.hash)
+            return data[found.boff : found.boff + size]
         if len(runs) > 1 or runs[0].start or runs[0].end != size or runs[0].ref:
             return None
         try:

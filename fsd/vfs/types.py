@@ -37,8 +37,8 @@ class VolumeOptions:
     `exclusive`: be the only writer there, by a lease that lasts `lease_ttl` when it is not renewed.
     `consistency` "open": whoever is named as asker of an open or a lookup gets what the server has then.
     `durability` is "fsync" or "close". `buffer_size` None: half of the free disk, at most BUFFER_MAX.
-    `io_timeout` 0: wait for ever. `endpoint` and `file_system` are written beside the log, so that a state
-    directory of another filesystem is refused.
+    `io_timeout` 0: wait for ever. `file_system` is written into the log, so that a state directory of another
+    filesystem is refused.
     """
 
     state_dir: Path
