@@ -33,7 +33,7 @@ def remote_to(url: str) -> HttpRemote:
 
 def asked(url: str, blobs: list[Blob], timeout: float = 30) -> list[Blob]:
     found, absent = remote_to(url).blobs([blob.hash for blob in blobs], timeout)
-    assert not absent
+    assert not absent and len(found) == len(blobs)
     return found
 
 

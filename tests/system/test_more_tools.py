@@ -115,13 +115,21 @@ def test_postgresql_with_its_data_on_the_mount(twice: Twice) -> None:
         assert "240/240" in told, told
         pg.sql("create table acknowledged(n integer primary key, pad text)")
         acknowledged = 0
-        killer = threading.Timer(4, lambda: pg.end(signal.SIGKILL))
+        killed = threading.Event()
+
+        def kill() -> None:
+            killed.set()
+            pg.end(signal.SIGKILL)
+
+        killer = threading.Timer(4, kill)
         killer.start()
         try:
             while True:
                 pg.sql(f"insert into acknowledged values ({acknowledged}, repeat('x', 1000))")
                 acknowledged += 1
         except AssertionError:
+            if not killed.is_set():
+                raise
             killer.join()
         assert acknowledged > 0, "killed before anything was committed"
         pg.start(pg.data)
