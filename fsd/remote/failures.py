@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 
@@ -20,7 +21,7 @@ def unavailable(where: str, exc: BaseException) -> Unavailable:
     if isinstance(exc, ssl.SSLCertVerificationError):
         return Unavailable(
             f"the certificate of {where} is not trusted: {exc.verify_message}",
-            hint="give the CA's certificate in SSL_CERT_FILE, or check that the endpoint is the right host",
+            hint=_whom_to_trust(),
         )
     if isinstance(exc, ssl.SSLError):
         hint = "does the server speak plain http there? Then the endpoint begins with http://"
@@ -33,3 +34,17 @@ def unavailable(where: str, exc: BaseException) -> Unavailable:
     if isinstance(exc, OSError) and exc.strerror:
         return Unavailable(f"{where} cannot be reached: {exc.strerror.lower()}")
     return Unavailable(f"{where}: {redact(str(exc))}")
+
+
+def _whom_to_trust() -> str:
+    """What to do about a certificate that is not trusted. OpenSSL reads `SSL_CERT_FILE` by itself and passes
+    over one it cannot read without a word; so it is told here."""
+    named = os.environ.get("SSL_CERT_FILE")
+    if named:
+        try:
+            ssl.create_default_context(cafile=named)
+        except ssl.SSLError:
+            return f"SSL_CERT_FILE is {named}, which cannot be used: no certificate in PEM form is in it"
+        except OSError as exc:
+            return f"SSL_CERT_FILE is {named}, which cannot be used: {str(exc.strerror).lower()}"
+    return "give the CA's certificate in SSL_CERT_FILE, or check that the endpoint is the right host"

@@ -77,3 +77,23 @@ def test_a_refusal_while_sending_is_heard(secure: tuple[TestFs, str], certificat
 def test_an_unknown_certificate_is_refused_at_once(secure: tuple[TestFs, str]) -> None:
     with pytest.raises(Unavailable, match="not trusted"):
         connect(secure, retry_for=60.0).stat(b"/")
+
+
+def test_certificates_to_trust_that_cannot_be_read_are_named(
+    secure: tuple[TestFs, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hint() -> str:
+        with pytest.raises(Unavailable, match="not trusted") as told:
+            connect(secure).stat(b"/")
+        return told.value.hint or ""
+
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    assert hint().startswith("give the CA's certificate in SSL_CERT_FILE")
+    named = tmp_path / "ca.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(named))
+    assert hint() == f"SSL_CERT_FILE is {named}, which cannot be used: no such file or directory"
+    named.write_text("nothing\n")
+    assert hint() == f"SSL_CERT_FILE is {named}, which cannot be used: no certificate in PEM form is in it"
+    of_somebody_else, _ = self_signed(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(of_somebody_else))
+    assert hint().startswith("give the CA's certificate in SSL_CERT_FILE")
