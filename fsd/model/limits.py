@@ -179,6 +179,7 @@ STOP_TIMEOUT: Final = 8.0
 READY_TIMEOUT: Final = 60.0
 PARKED_MAX: Final = 1000
 BLOCK_LISTS_MAX: Final = 65_536  # blocks of closed files whose places are kept in memory
+HIDDEN_REFS_MAX: Final = 1000  # holes and copies of a changed file that newer changes hide, beyond those shown
 RECORDS_KEPT: Final = 86_400.0  # seconds for which the record of an ended mount tells how it ended
 RECORDS_MAX: Final = 100  # of ended mounts
 CACHE_RESERVE: Final = 256 * MIB  # left free on the cache's disk, or a tenth of a smaller one

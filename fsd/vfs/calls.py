@@ -276,7 +276,7 @@ class Calls:
     def wait_out(want: Want, result: object = None) -> None:
         """Return when `want` has ended well, raise its error, or park; the call's result is `result` then."""
         if want.error is not None:
-            raise want.error
+            raise want.told()
         if not want.finished:
             want.result = result
             raise Park(want, again=False)

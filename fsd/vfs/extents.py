@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from fsd.model.limits import HIDDEN_REFS_MAX
+
 
 class Ref(NamedTuple):
     """Bytes that are not in the log: those of the stored blob `hash` from `boff` on; of HOLE, none."""
@@ -59,6 +61,8 @@ class Extents:
             self.total += end - start
         else:
             self._refs[pos] = ref, start
+            if len(self._refs) > 2 * len(self._pos) + HIDDEN_REFS_MAX:  # most are hidden
+                self._refs = {at: self._refs[at] for at in (*self._pos, pos) if at in self._refs}
         if not self._starts or start >= self._ends[-1]:
             self._starts.append(start)
             self._ends.append(end)

@@ -180,7 +180,7 @@ class FileCalls(NameCalls):
         if before is None or before.error is None or before.deadline is None:
             return
         if before.deadline <= now < before.deadline + IN_VAIN:
-            raise before.error
+            raise before.told()
 
     def read_handle(self, handle: Handle, offset: int, size: int) -> bytes:
         if handle.drops >= 0:

@@ -80,6 +80,12 @@ class Want:
     result: object = None
     late: FsdError | None = None  # what it ends with at its deadline, if not `Unavailable`
 
+    def told(self) -> FsdError:
+        """Its error, for one of those who wait to raise. One error may be told to any number, as long as the
+        mount lives (a lost lease): it keeps nothing of the calls of those before."""
+        assert self.error is not None, "it ended well, or has not ended"
+        return self.error.with_traceback(None)
+
     def end(self, error: FsdError | None = None) -> None:
         """Finish it. A second end changes nothing."""
         if not self.finished:

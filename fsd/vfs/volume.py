@@ -130,7 +130,7 @@ class Volume(CopyCalls):
     def done(self, want: Want) -> bool:
         """Whether `want` ended. Raises the error it ended with."""
         if want.finished and want.error is not None:
-            raise want.error
+            raise want.told()
         return want.finished
 
     # time --------------------------------------------------------------------------------------------

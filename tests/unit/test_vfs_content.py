@@ -9,7 +9,7 @@ import pytest
 
 from fsd.model.blocks import Part, Parts, decode, pieces
 from fsd.model.errors import IntegrityError
-from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS, PATCHES_MAX
+from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS, HIDDEN_REFS_MAX, PATCHES_MAX
 from fsd.vfs.build import BlockTask, Source, assemble, build
 from fsd.vfs.content import Content, Flight, operation
 from fsd.vfs.extents import HOLE, Extents, Ref, Run
@@ -78,6 +78,19 @@ def places(run: Run) -> list[object]:
         return list(range(run.pos, run.pos + run.end - run.start))
     boffs = range(run.ref.boff, run.ref.boff + run.end - run.start)
     return [(run.pos, run.ref.hash, boff if run.ref.hash else 0) for boff in boffs]
+
+
+def test_hidden_holes_are_not_kept_for_ever() -> None:
+    """An open file without a name is never sent: nothing else forgets what was punched over and over."""
+    extents = Extents()
+    extents.put(0, 100, 1)
+    extents.put(100, 200, 500, Ref(b"blob", 7))
+    for pos in range(1000, 11_000):
+        extents.put(20, 40, pos, HOLE)
+    assert len(extents._refs) <= 2 * len(list(extents)) + HIDDEN_REFS_MAX + 1
+    newest = Run(20, 40, 10_999, HOLE)
+    assert list(extents) == [Run(0, 20, 1), newest, Run(40, 100, 41), Run(100, 200, 500, Ref(b"blob", 7))]
+    assert extents.total == 80 and list(extents.refs()) == [Ref(b"blob", 7)]
 
 
 @pytest.mark.parametrize("seed", range(20))
