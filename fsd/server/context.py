@@ -123,10 +123,10 @@ class Context:
         """`server_ms` of an answer: from `began`, on the monotonic clock."""
         return round((self.host.monotonic() - began) * 1000, 3)
 
-    def committed(self, fs: int, _seq: int) -> None:
+    def committed(self, fs: int, _seq: int, by: int) -> None:
         """The service's listener: wakes the long polls of a filesystem. Any thread."""
-        if self.loop is not None and self.waiters.waiting(("fs", fs)):
-            self.loop.call_soon_threadsafe(self.waiters.wake, ("fs", fs))
+        if self.loop is not None and self.waiters.waiting(("fs", fs), by):
+            self.loop.call_soon_threadsafe(self.waiters.wake, ("fs", fs), by)
 
 
 def context(request: Request) -> Context:

@@ -240,7 +240,7 @@ async def changes(request: Request) -> Response:
     told = "asked" in request.query_params  # else the reader knows nothing of barriers
     asked = query_int(request, "asked", 0, 0, _SEQ_MAX)
     subject = ("fs", fs.id)
-    event = ctx.waiters.register(subject)
+    waiter = ctx.waiters.register(subject, session)
     deadline = ctx.host.monotonic() + wait
     unseen = session  # 0 once the session was told of this sign of life
 
@@ -260,9 +260,9 @@ async def changes(request: Request) -> Response:
             left = deadline - ctx.host.monotonic()
             if page.changes or page.reset or page.asks or left <= 0 or ctx.waiters.stopping:
                 return _raw(page.encode())
-            await ctx.waiters.wait(event, left)
+            await ctx.waiters.wait(waiter, left)
     finally:
-        ctx.waiters.forget(subject, event)
+        ctx.waiters.forget(subject, waiter)
 
 
 async def answer_barrier(request: Request) -> Response:

@@ -139,7 +139,7 @@ class Commits:
                 except NeedFold as need:
                     folding.fold(need.parts)
         if moved:
-            self._feed.wake(fs.id, answer.seq)
+            self._feed.wake(fs.id, answer.seq, 0 if answer.outcomes else commit.session)
         return answer
 
     def _work(self, fs: FsRef, commit: Commit) -> _Work:

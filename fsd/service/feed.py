@@ -40,11 +40,12 @@ class Feed:
         self._host = host
         self._changed = threading.Condition()
         self._heads: dict[int, int] = {}  # newest seq committed by this process
-        self._listeners: list[Callable[[int, int], None]] = []
+        self._listeners: list[Callable[[int, int, int], None]] = []
 
-    def listen(self, callback: Callable[[int, int], None]) -> Callable[[], None]:
-        """Call `callback(fs id, seq)` after each commit of this process, on the committing thread: it must be
-        quick and must not raise. Returns the call that ends it."""
+    def listen(self, callback: Callable[[int, int, int], None]) -> Callable[[], None]:
+        """Call `callback(fs id, seq, by)` after each commit of this process, on the committing thread: it
+        must be quick and must not raise. `by`: the session that made it and was told all of it, 0: none.
+        Returns the call that ends it."""
         with self._changed:
             self._listeners.append(callback)
 
@@ -54,14 +55,14 @@ class Feed:
 
         return stop
 
-    def wake(self, fs: int, seq: int) -> None:
-        """A commit happened."""
+    def wake(self, fs: int, seq: int, by: int = 0) -> None:
+        """A commit happened; see `listen`."""
         with self._changed:
             self._heads[fs] = max(seq, self._heads.get(fs, 0))
             listeners = list(self._listeners)
             self._changed.notify_all()
         for callback in listeners:
-            callback(fs, seq)
+            callback(fs, seq, by)
 
     def head(self, fs: FsRef) -> int:
         """The filesystem's seq now. Raises `NotFound`."""

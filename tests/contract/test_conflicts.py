@@ -197,3 +197,17 @@ def test_what_a_client_put_beside_itself_is_listed_until_it_is_gone(bench: Bench
     a.rename(top, b"f", file, top, b"looked-after")
     a.commit()
     assert listed(bench) == []
+
+
+def test_who_listens_is_told_whose_a_commit_is_unless_something_became_of_it(bench: Bench) -> None:
+    """A session that was told all of its own commit need not hear of it again."""
+    told: list[tuple[int, int]] = []
+    a, b, _, file = both(bench)
+    stop = bench.service.feed.listen(lambda fs, seq, by: told.append((seq, by)))
+    base = a.seq
+    a.write(file, b"of A", base)
+    assert not a.commit()
+    b.write(file, b"of B", base)
+    assert b.commit(), "put beside"
+    stop()
+    assert told == [(a.seq, a.session), (b.seq, 0)]

@@ -15,7 +15,7 @@ from fsd.model.errors import InternalError, NoSpace, NotFound, Unavailable, Usag
 from fsd.server.clock import take_header, with_test_clock
 from fsd.server.errors import answer, translate
 from fsd.server.metrics import Metrics
-from fsd.server.waiters import Waiters
+from fsd.server.waiters import GATHER, GATHER_OWN, Waiter, Waiters
 
 
 def test_a_wake_between_look_and_wait_is_not_lost() -> None:
@@ -33,6 +33,53 @@ def test_a_wake_between_look_and_wait_is_not_lost() -> None:
         assert waiters.count == 1 and waiters.waiting("a")
         waiters.forget("a", event)
         assert waiters.count == 0 and not waiters.waiting("a")
+
+    run(scene())
+
+
+def test_what_a_session_commits_itself_gathers_for_its_polls() -> None:
+    """Each answer costs as much as a commit. Others hear as ever, and what others do ends the gathering."""
+
+    async def scene() -> None:
+        waiters = Waiters(None)
+        clock = asyncio.get_running_loop().time
+        mine, other = waiters.register("a", 1), waiters.register("a", 2)
+
+        async def took(waiter: Waiter) -> float:
+            began = clock()
+            assert await waiters.wait(waiter, 5)
+            return clock() - began
+
+        waiters.wake("a", by=1)
+        assert not waiters.waiting("a", by=1), "who was woken looks anyway"
+        assert waiters.waiting("a", by=2) and waiters.waiting("a"), "which ends what the first gathers"
+        times = await asyncio.gather(took(mine), took(other))
+        assert times == [pytest.approx(GATHER_OWN), pytest.approx(GATHER)]
+
+        waiters.wake("a", by=1)
+        waiting = asyncio.create_task(took(mine))
+        await asyncio.sleep(GATHER_OWN / 2)
+        waiters.wake("a", by=2)
+        assert not waiters.waiting("a")
+        assert await waiting == pytest.approx(GATHER_OWN / 2 + GATHER)
+
+        waiters.wake("a")  # by nobody in particular: of everybody it may be news
+        assert await took(mine) == pytest.approx(GATHER)
+
+    run(scene())
+
+
+def test_a_stop_ends_what_gathers() -> None:
+    async def scene() -> None:
+        waiters = Waiters(None)
+        clock = asyncio.get_running_loop().time
+        waiter = waiters.register("a", 1)
+        waiters.wake("a", by=1)
+        began, waiting = clock(), asyncio.create_task(waiters.wait(waiter, 60))
+        await asyncio.sleep(GATHER)
+        waiters.stop()
+        assert await waiting
+        assert clock() - began == pytest.approx(GATHER)
 
     run(scene())
 
