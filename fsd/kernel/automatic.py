@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from fsd.kernel.blocking import blocking
 from fsd.kernel.stop import quiet
 from fsd.model.errors import FsdError, UsageError
 from fsd.model.limits import THINNING_STEPS
@@ -91,7 +92,7 @@ class Automatic:
 
     @staticmethod
     async def _there(call: Any) -> Any:
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await blocking(call)
 
     def status(self) -> dict[str, Any] | None:
         """For `fsd status`; None without a schedule."""

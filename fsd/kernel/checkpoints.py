@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from fsd.kernel import syncer
+from fsd.kernel.blocking import blocking
 from fsd.kernel.machine import ANSWER, silent
 from fsd.kernel.opening import Limit
 from fsd.kernel.stop import quiet, sizes
@@ -134,7 +135,7 @@ class Checkpoints:
             reason=reason,
         )
         try:
-            await trio.to_thread.run_sync(answer, abandon_on_cancel=True)
+            await blocking(answer)
         except FsdError as exc:
             log.info("nobody waits for the barrier %d any more: %s", ask.id, exc)
 
@@ -164,7 +165,7 @@ class Checkpoints:
         """Changes the server refused before, which therefore no checkpoint holds."""
         machine = self._daemon.machine
         assert machine is not None
-        found = await trio.to_thread.run_sync(kept, machine.volume.core.options.state_dir)
+        found = await blocking(partial(kept, machine.volume.core.options.state_dir), abandon=False)
         return [{"path": row["path"], "reason": row["reason"]} for row in (one.to_json() for one in found)]
 
     async def _cut(

@@ -24,6 +24,7 @@ from fsd.cache.blobs import BlobCache
 from fsd.host.threads import failure
 from fsd.kernel import beneath, runtime, utab
 from fsd.kernel.automatic import Automatic
+from fsd.kernel.blocking import blocking
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
@@ -192,7 +193,7 @@ class Daemon:
         if not await restore_head(self, volume.session):
             return
         set_read_ahead(self.place, READ_AHEAD_KIB)
-        await trio.to_thread.run_sync(utab.enter, self.options.source, self.place, abandon_on_cancel=True)
+        await blocking(partial(utab.enter, self.options.source, self.place))
         self.update(state=runtime.MOUNTED)
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")
@@ -210,7 +211,7 @@ class Daemon:
             return
         try:
             self.session.mount(made.fuse_fd)
-            if not await trio.to_thread.run_sync(made.replace, self.place, self.options.source):
+            if not await blocking(partial(made.replace, self.place, self.options.source), abandon=False):
                 await self._take_back()
                 self._tell_strays(os.listdir(self.place))
                 made.put(self.place)
@@ -229,7 +230,7 @@ class Daemon:
         """A mount that came up but does not answer is no mount, nor is one whose daemon died."""
         while still_listed(self.place, self.options.source):
             try:
-                await trio.to_thread.run_sync(partial(detach, self.place, lazy=True, dead=True))
+                await blocking(partial(detach, self.place, lazy=True, dead=True), abandon=False)
             except FsdError as exc:
                 log.error("%s stays mounted: %s", self.place, exc)
                 return
@@ -279,7 +280,7 @@ class Daemon:
         failed: list[FsdError] = []
 
         async def once() -> None:
-            opened.append(await trio.to_thread.run_sync(opening, abandon_on_cancel=True))
+            opened.append(await blocking(opening))
 
         async def open_it(scope: trio.CancelScope) -> None:
             while not opened and not failed:
@@ -408,7 +409,7 @@ class Daemon:
             return self.read_only() or os.access(self.place, os.W_OK)
 
         async def seen() -> None:
-            if not await trio.to_thread.run_sync(look, abandon_on_cancel=True):
+            if not await blocking(look):
                 self.start.channel.say(
                     f"note: the top of {self.place} is not writable for you; with the token in hand, "
                     f"`fsd chmod 1777 {show(self.options.remote_path)}` changes that"
@@ -484,8 +485,7 @@ class Daemon:
 
     async def _report(self, session: int, left: tuple[int, int, int]) -> bool:
         try:
-            report = partial(self.remote.report, session, left)
-            await trio.to_thread.run_sync(report, abandon_on_cancel=True)
+            await blocking(partial(self.remote.report, session, left))
         except FsdError as exc:
             log.debug("what is pending was not reported: %s", exc)
             return False
@@ -509,7 +509,7 @@ class Daemon:
         session, fence = volume.session, volume.core.fence
         renew = partial(self.remote.renew_lease, session, fence, self.options.lease_ttl)
         try:
-            now = await trio.to_thread.run_sync(renew, abandon_on_cancel=True)
+            now = await blocking(renew)
         except LeaseLost as exc:
             log.error("%s; this mount is read-only now, and keeps what it has not sent", exc)
             await self.call(partial(volume.lease_lost, session, exc))
@@ -567,7 +567,7 @@ class Daemon:
                 log.info("the server was not told of the end: %s", exc)
 
         with trio.move_on_after(1.0):
-            await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+            await blocking(tell)
 
     def _leave(self, ending: Ending) -> None:
         """Tell the server and the record how it ended. Main thread, trio has ended; every step is bounded."""

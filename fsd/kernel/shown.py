@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from fsd.host.files import write_durable
+from fsd.kernel.blocking import blocking
 from fsd.kernel.options import MountOptions
 from fsd.kernel.supervisor import Start
 from fsd.model.errors import FsdError
@@ -43,7 +45,7 @@ class ShownState:
 
     async def take(self, session: int) -> int:
         """Have the server keep the state for this session; raises what it says when it does not have it."""
-        self._seq = await trio.to_thread.run_sync(self._remote.keep_state, session, abandon_on_cancel=True)
+        self._seq = await blocking(partial(self._remote.keep_state, session))
         write_durable(self._options.host, self._directory / FILE, b"%d" % self._seq, "shown")
         return session
 
@@ -53,7 +55,7 @@ class ShownState:
         while True:
             await trio.sleep(pause)
             try:
-                await trio.to_thread.run_sync(self._remote.keep_state, session, abandon_on_cancel=True)
+                await blocking(partial(self._remote.keep_state, session))
                 self._lost, pause = "", MOUNT_PIN / 3
             except FsdError as exc:
                 # Without the server nothing can be read but what is cached; with it, the reason is told.

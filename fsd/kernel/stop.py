@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from fsd.kernel import runtime
+from fsd.kernel.blocking import blocking
 from fsd.kernel.machine import ANSWER, silent
 from fsd.kernel.mountpoint import detach, list_mounts, mounted_at
 from fsd.kernel.supervisor import stop_signals
@@ -265,7 +266,12 @@ class Stopper:
                 if entry is None or entry.source == source:  # not under another mount
                     detach(place, lazy=lazy)
 
-        await trio.to_thread.run_sync(from_all, abandon_on_cancel=True)
+        try:
+            await blocking(from_all)
+        except Unavailable as exc:
+            # A mount that stays is dead when this process has ended.
+            log.warning("%s is detached without a thread: %s", own, exc)
+            from_all()
 
     async def _detach_anyhow(self) -> None:
         """Lazily. A mount that stays all the same must not keep a stop from its end: it is dead then, and the

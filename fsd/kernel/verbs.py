@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from fsd.kernel.blocking import blocking
 from fsd.kernel.control import Tell, Verb
 from fsd.kernel.machine import ANSWER, silent
 from fsd.model.errors import FsdError, Unavailable, UsageError
@@ -112,7 +113,7 @@ class Verbs:
             ask = partial(daemon.remote.count_conflicts, daemon.options.remote_path, STATUS_WAIT)
             try:
                 with trio.move_on_after(STATUS_WAIT):
-                    count = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+                    count = await blocking(ask)
                     self._counted = (seq, count)
             except FsdError as exc:
                 log.info("conflicts were not counted: %s", exc)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +14,14 @@ import trio
 import trio.testing
 
 from fsd.host.seam import Host
+from fsd.kernel import stop
 from fsd.kernel.automatic import Automatic
+from fsd.kernel.blocking import blocking
 from fsd.kernel.checkpoints import Checkpoints
+from fsd.kernel.daemon import Daemon
+from fsd.kernel.mountpoint import MountEntry
+from fsd.kernel.stop import Stopper
+from fsd.model.errors import Unavailable
 from fsd.wire.messages import BarrierAsk
 
 
@@ -95,3 +103,62 @@ def test_barriers_are_placed_behind_one_that_met_a_defect(caplog: pytest.LogCapt
     trio.run(act)
     assert answered == [2]
     assert "the barrier 1 was not placed" in caplog.text
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has none to give: a limit of processes, which `make -j` meets for a moment."""
+
+    async def refused(*_call: object, **_how: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", refused)
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_where_no_thread_is_to_be_had() -> None:
+    async def reported() -> bool:
+        daemon = SimpleNamespace(remote=SimpleNamespace(report=print))
+        return await Daemon._report(cast(Any, daemon), 3, (0, 0, 0))
+
+    async def renewed() -> None:
+        daemon = SimpleNamespace(
+            remote=SimpleNamespace(renew_lease=print), options=SimpleNamespace(lease_ttl=9.0)
+        )
+        volume = SimpleNamespace(session=3, core=SimpleNamespace(fence=1))
+        await Daemon._renew_lease(cast(Any, daemon), cast(Any, volume))
+
+    with pytest.raises(Unavailable, match="no thread or process to give"):
+        trio.run(partial(blocking, list))
+    assert trio.run(reported) is False  # and again when it is time
+    trio.run(renewed)
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_a_mount_is_detached_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, detached = Path("/nowhere"), list[Path]()
+    entry = MountEntry("0:1", place, "fuse.fsd", "fsd:a:b")
+    monkeypatch.setattr(stop, "list_mounts", lambda: [entry])
+    monkeypatch.setattr(stop, "mounted_at", lambda _path: entry)
+    monkeypatch.setattr(stop, "detach", lambda path, lazy: detached.append(path))
+
+    async def act() -> None:
+        daemon = SimpleNamespace(place=place, options=SimpleNamespace(source=entry.source))
+        await Stopper(cast(Any, daemon))._detach(lazy=True)
+
+    trio.run(act)
+    assert detached == [place]
+
+
+def test_another_error_is_told_as_it_is() -> None:
+    def defect() -> None:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        trio.run(partial(blocking, defect))
+
+
+def test_no_call_goes_to_a_thread_another_way() -> None:
+    kernel = Path(stop.__file__).parent
+    found = [path.name for path in kernel.glob("*.py") if "to_thread" in path.read_text()]
+    assert found == ["blocking.py"]
