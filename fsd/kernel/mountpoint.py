@@ -291,11 +291,13 @@ def busy(place: Path) -> Busy:
     below = [str(entry.path) for entry in list_mounts() if place in entry.path.parents]
     named = ", ".join(f"{pid} ({name})" for pid, name in who[:20])
     parts = [f"in use by pid {named}"] if named else []
+    ways = ["end them or change their directory"] if named or not below else []
     if below:
         parts.append("mounts below it: " + ", ".join(below[:5]))
+        ways.append("unmount those below it")
     return Busy(
         f"{place} is busy: " + ("; ".join(parts) or "in use by a process that cannot be seen from here"),
-        hint="end them or change their directory; `--lazy` detaches it under them",
+        hint="; ".join(ways) + "; `--lazy` detaches it under them",
         details={"pids": [pid for pid, _ in who]},
     )
 

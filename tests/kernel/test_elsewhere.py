@@ -129,6 +129,24 @@ def test_an_unmount_leaves_no_dead_places(private: Tiny) -> None:
     assert places(record.source) == []
 
 
+def test_what_keeps_a_mount_busy_is_told_with_what_to_do(private: Tiny) -> None:
+    assert private.start().returncode == 0
+    below = made(private.place, "below")
+    run("mount", "-t", "tmpfs", "none", below)
+    with pytest.raises(Busy, match=f"mounts below it: {below}$") as told:
+        unmount.unmount(private.place, private.directory, 30, say, Host())
+    assert told.value.hint == "unmount those below it; `--lazy` detaches it under them"
+    run("umount", below)
+    used = os.open(private.place, os.O_RDONLY)
+    try:
+        with pytest.raises(Busy, match="in use by pid ") as told:
+            unmount.unmount(private.place, private.directory, 30, say, Host())
+    finally:
+        os.close(used)
+    assert told.value.hint.endswith("end them or change their directory; `--lazy` detaches it under them")
+    assert unmount.unmount(private.place, private.directory, 30, say, Host())["status"] == "unmounted"
+
+
 def test_a_place_bound_twice_is_unmounted_twice(private: Tiny) -> None:
     """One bound place lies on another: umount(8) of either had done it, and said that it was busy."""
     assert private.start().returncode == 0
