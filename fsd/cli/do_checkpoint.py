@@ -17,7 +17,7 @@ from fsd.client import manifesttree
 from fsd.client.contract import Contract
 from fsd.client.files import Files
 from fsd.client.http import Http
-from fsd.client.manifest import Entry
+from fsd.client.manifest import Entry, Fetch
 from fsd.client.manifest import read as read_manifest
 from fsd.client.native import Checkpoints
 from fsd.client.policy import of_record as policy_of
@@ -129,7 +129,7 @@ def _entries(context: Context, checkpoint: str) -> list[Entry]:
     return read_manifest(_record(context, checkpoint)["files"])
 
 
-def _fetch(context: Context) -> manifesttree.Fetch:
+def _fetch(context: Context) -> Fetch:
     return Contract(Http(context.data(), context.host)).fetch
 
 

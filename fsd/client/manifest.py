@@ -7,9 +7,10 @@ The rules are those of the server's `append` (`fsd.service.contract_check`), wri
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from fsd.model.errors import InvalidPath
+from fsd.model.errors import IntegrityError, InvalidBlob, InvalidPath, MissingBlob, Unavailable
 from fsd.model.limits import SYMLINK_MAX
 from fsd.model.trees import parents, stays_inside
 
@@ -18,6 +19,8 @@ FILE, DIR, LINK = "file", "dir", "symlink"
 DEFAULT_MODE: Final = 0o644
 _KEY: Final = re.compile("sandbox-files/sha256/[0-9a-f]{64}")
 _SIZE_MAX: Final = 2**53
+
+Fetch = Callable[[str], Iterator[bytes]]  # the bytes of a key
 
 
 class Entry(NamedTuple):
@@ -46,6 +49,18 @@ class Entry(NamedTuple):
         if self.mtime_ns is not None:
             made["mtimeNs"] = self.mtime_ns
         return made
+
+
+def fetched(entry: Entry, fetch: Fetch) -> Iterator[bytes]:
+    """The bytes of a file as they come; what keeps them away is told with the file's path. Raises
+    `MissingBlob`, `InvalidBlob` where the server finds them damaged, `Unavailable`."""
+    try:
+        yield from fetch(entry.key)
+    except (MissingBlob, IntegrityError, Unavailable) as exc:
+        told = InvalidBlob if isinstance(exc, IntegrityError) else type(exc)
+        made = told(f"{entry.path!r}: {exc.message}", hint=exc.hint, details=exc.details)
+        made.request_id = exc.request_id
+        raise made from exc
 
 
 def fault_of(path: object) -> str:

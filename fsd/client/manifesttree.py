@@ -1,7 +1,8 @@
 """What a checkpoint by manifest holds, read as one reads a tree: compared, one file, a tar stream.
 
 Its contents are fetched by name and verified on the way: a file that does not hash to its name ends with
-`IntegrityError`, after its bytes and before anything behind them.
+`IntegrityError`, after its bytes and before anything behind them; one whose bytes the server finds damaged or
+lacks, with what `fetched` raises.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import errno
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
-from fsd.client.manifest import DIR, FILE, FILES, LINK, Entry
+from fsd.client.manifest import DIR, FILE, FILES, LINK, Entry, Fetch, fetched
 from fsd.model.errors import IntegrityError, NotFound, PosixError
 
-Fetch = Callable[[str], Iterator[bytes]]
 JsonObject = dict[str, Any]
 _KINDS: Final = {FILE: "file", DIR: "directory", LINK: "symlink"}
 
@@ -73,7 +73,7 @@ def file_at(entries: list[Entry], path: bytes) -> Entry:
 def read_file(entry: Entry, fetch: Fetch) -> Iterator[bytes]:
     """The bytes of a file, verified at their end."""
     made, size = hashlib.sha256(), 0
-    for piece in fetch(entry.key):
+    for piece in fetched(entry, fetch):
         made.update(piece)
         size += len(piece)
         yield piece

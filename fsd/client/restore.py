@@ -18,12 +18,12 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from fsd.client.manifest import DIR, FILE, LINK, Entry
+from fsd.client.manifest import DIR, FILE, LINK, Entry, Fetch, fetched
 from fsd.client.policy import Policy
 from fsd.client.pool import Workers
 from fsd.client.sources import told
@@ -38,8 +38,6 @@ HOW: Final = "--force replaces what is there by the checkpoint"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_MAX: Final = 64  # directories kept open
-
-Fetch = Callable[[str], Iterator[bytes]]
 
 
 @dataclass(slots=True)
@@ -190,31 +188,31 @@ class Restore:
 
     def _stage(self, staging: int) -> None:
         """Fetch and verify every content."""
-        sizes: dict[str, int] = {}
+        first: dict[str, Entry] = {}
         for entry in self._entries:
-            if entry.kind == FILE and sizes.setdefault(entry.key, entry.size) != entry.size:
+            if entry.kind == FILE and first.setdefault(entry.key, entry).size != entry.size:
                 raise InvalidBlob(f"{entry.path!r} has another size than a file of the same content")
         with Workers(COPY_PARALLEL) as workers:
-            for key, size in sizes.items():
-                workers.submit(partial(self._stage_one, staging, key, size))
+            for entry in first.values():
+                workers.submit(partial(self._stage_one, staging, entry))
 
-    def _stage_one(self, staging: int, key: str, size: int) -> None:
-        name = key.rpartition("/")[2]
+    def _stage_one(self, staging: int, entry: Entry) -> None:
+        name = entry.key.rpartition("/")[2]
         digest, got = hashlib.sha256(), 0
         with told(os.fsencode(self._staging)):
             fd = os.open(name, _NEW, 0o600, dir_fd=staging)
         try:
-            for piece in self._fetch(key):
+            for piece in fetched(entry, self._fetch):
                 digest.update(piece)
                 got += len(piece)
-                if got > size:
+                if got > entry.size:
                     break
                 with told(os.fsencode(self._staging)):
                     write_all(fd, piece)
         finally:
             os.close(fd)
-        if got != size or digest.hexdigest() != name:
-            raise InvalidBlob(f"the content {key} is not what its name and size say")
+        if got != entry.size or digest.hexdigest() != name:
+            raise InvalidBlob(f"{entry.path!r}: the content {entry.key} is not what its name and size say")
 
     # then
 

@@ -119,7 +119,7 @@ class Daemon:
         self.stopper = Stopper(self)
         self.checkpoints = Checkpoints(self)
         self.automatic = Automatic(self)
-        self.shown = ShownState(self.remote, options, self._own_directory())
+        self.shown = ShownState(self.remote, options, start, self._own_directory())
         self.machine: Machine | None = None
 
     def run(self) -> int:

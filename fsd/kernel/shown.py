@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from fsd.host.files import write_durable
 from fsd.kernel.blocking import blocking
 from fsd.kernel.options import MountOptions
 from fsd.kernel.supervisor import Start
-from fsd.model.errors import FsdError
+from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import MOUNT_PIN
 from fsd.remote.hot import HttpRemote
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FILE: Final = "shown-seq"
 RETRY: Final = 20.0
+AGAIN: Final = 1.0
 
 
 def shown_state(options: MountOptions, start: Start) -> str:
@@ -38,16 +40,33 @@ def shown_state(options: MountOptions, start: Start) -> str:
 class ShownState:
     """Keeps the state of one mount."""
 
-    def __init__(self, remote: HttpRemote, options: MountOptions, directory: Path) -> None:
-        self._remote, self._options, self._directory = remote, options, directory
+    def __init__(self, remote: HttpRemote, options: MountOptions, start: Start, directory: Path) -> None:
+        self._remote, self._options, self._start, self._directory = remote, options, start, directory
         self._seq: int | None = None
         self._lost = ""
 
     async def take(self, session: int) -> int:
-        """Have the server keep the state for this session; raises what it says when it does not have it."""
-        self._seq = await blocking(partial(self._remote.keep_state, session))
+        """Have the server keep the state for this session, asked again while it is away: for `ready_timeout`,
+        and for ever on a restart. Raises what it says when it does not have it."""
+        within = math.inf if self._start.restarts else self._options.ready_timeout
+        end = trio.current_time() + within
+        said = ""
+        while self._seq is None:
+            try:
+                self._seq = await self._ask(session)
+            except Unavailable as exc:
+                if trio.current_time() + AGAIN > end:
+                    raise
+                if exc.message != said:
+                    said = exc.message
+                    self._start.channel.say(f"waiting: {said}")
+                    log.warning("waiting: %s", said)
+                await trio.sleep(AGAIN)
         write_durable(self._options.host, self._directory / FILE, b"%d" % self._seq, "shown")
         return session
+
+    async def _ask(self, session: int) -> int:
+        return await blocking(partial(self._remote.keep_state, session))
 
     async def keep(self, session: int) -> None:
         """Ask again, well before the server would let the state go."""
@@ -55,7 +74,7 @@ class ShownState:
         while True:
             await trio.sleep(pause)
             try:
-                await blocking(partial(self._remote.keep_state, session))
+                await self._ask(session)
                 self._lost, pause = "", MOUNT_PIN / 3
             except FsdError as exc:
                 # Without the server nothing can be read but what is cached; with it, the reason is told.

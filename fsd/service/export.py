@@ -11,14 +11,16 @@ import stat
 import tarfile
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model import acl, blocks
 from fsd.model.attrs import Attr
-from fsd.model.errors import NotFound
+from fsd.model.errors import IntegrityError, NotFound
 from fsd.model.limits import EXPORT_PAGE, EXPORT_PIN, UPLOAD_PACK
+from fsd.model.names import show
 from fsd.service import pins
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.packs import Packs
@@ -51,6 +53,7 @@ class Export:
         self._after = b""
         self._walked = not top.attr.is_dir
         self._reading: Reading | None = None
+        self._at = b""  # whose content it reads
         self._padding = 0
         self._done = False
         self._links: dict[int, bytes] = {}  # inode with more names → the first one sent
@@ -104,7 +107,8 @@ class Export:
 
     def _some(self) -> bytes:
         if self._reading is not None:
-            piece = self._reading.next_piece()
+            with _named(self._at):
+                piece = self._reading.next_piece()
             if piece:
                 return piece
             self._reading = None
@@ -126,8 +130,17 @@ class Export:
             size += batch[-1].attr.size
         need: set[bytes] = set()
         need = need.union(*(blocks.hashes(one.attr.first_block()) for one in batch))
-        data = open_blobs(self._packs, self._fs.id, need) if need else {}
+        data = self._blobs(batch, need) if need else {}
         return b"".join(piece for one in batch for piece in self._small_one(one, data))
+
+    def _blobs(self, batch: Sequence[Walked], need: set[bytes]) -> dict[bytes, bytes]:
+        try:
+            return open_blobs(self._packs, self._fs.id, need)
+        except IntegrityError:
+            for one in batch:  # whose it is
+                with _named(one.path):
+                    open_blobs(self._packs, self._fs.id, blocks.hashes(one.attr.first_block()))
+            raise
 
     def _small_one(self, one: Walked, data: dict[bytes, bytes]) -> Iterator[bytes]:
         attr = one.attr
@@ -161,7 +174,7 @@ class Export:
                 state = still(tx, self._fs, self._state)
                 return Reading.open(tx, self._db, self._packs, self._fs, state, attr, 0, attr.size)
 
-            self._reading = self._db.read(read)
+            self._reading, self._at = self._db.read(read), one.path
             self._padding = -attr.size % tarfile.BLOCKSIZE
         return header
 
@@ -179,6 +192,16 @@ class Export:
             self._links[attr.ino] = one.path
         content = attr.is_file and first is None and attr.size > 0
         return _header(one.path, attr, kind if first is None else tarfile.LNKTYPE, first), content
+
+
+@contextmanager
+def _named(path: bytes) -> Iterator[None]:
+    """What is lost or damaged is told by the name of the file."""
+    try:
+        yield
+    except IntegrityError as exc:
+        shown = show(path.removeprefix(b"./"))
+        raise IntegrityError(f"{shown}: {exc.message}", hint=exc.hint, details=exc.details) from exc
 
 
 def _header(path: bytes, attr: Attr, kind: bytes, first: bytes | None) -> bytes:

@@ -458,12 +458,14 @@ def test_checkpoints_and_commits_race_for_one_filesystem(
         other.close()
 
 
-def test_an_export_of_damaged_content_does_not_end_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [200_000, 2 * BLOCK])
+def test_an_export_of_damaged_content_ends_with_its_name(tmp_path: Path, size: int) -> None:
     with Bench(tmp_path) as bench:
         mount = bench.mount()
         mount.file(ROOT_INO, b"a", b"fine")
         mount.commit()
-        mount.file(ROOT_INO, b"b", random.Random(1).randbytes(200_000))
+        mount.file(ROOT_INO, b"b", random.Random(1).randbytes(size))
+        mount.file(ROOT_INO, b"c", b"fine too")
         mount.commit()
         (pack,) = (path for path in (tmp_path / "blobs").rglob("*") if path.is_file())
         raw = bytearray(pack.read_bytes())
@@ -472,7 +474,7 @@ def test_an_export_of_damaged_content_does_not_end_well(tmp_path: Path) -> None:
         opened = Export.open(
             bench.service.db, bench.service.packs, bench.host, bench.fs, ADMIN_GRANT, None, ()
         )
-        with pytest.raises(IntegrityError):
+        with pytest.raises(IntegrityError, match=r"^b: bytes do not match"):
             list(iter(opened.next_piece, b""))
         opened.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import random
 import socket
@@ -18,7 +19,7 @@ from typing import IO, Any
 
 import pytest
 
-from fsd.client import manifest
+from fsd.client import manifest, manifesttree
 from fsd.client.capture import Capture
 from fsd.client.manifest import DIR, FILE, FILES, LINK, Entry
 from fsd.client.policy import Policy
@@ -28,12 +29,14 @@ from fsd.host.seam import Host
 from fsd.model.errors import (
     Conflict,
     FsdError,
+    IntegrityError,
     InvalidBlob,
     InvalidPath,
     InvalidWorkspace,
     MissingBlob,
     NoSpace,
     TooLarge,
+    Unavailable,
     UnsupportedEntry,
 )
 
@@ -345,9 +348,37 @@ def test_nothing_is_touched_before_all_is_verified(tmp_path: Path) -> None:
             str(target), replace=True
         )
     assert tree(target) == before
-    with pytest.raises(InvalidBlob):
+    with pytest.raises(InvalidBlob, match="'f'"):
         restore([Entry("f", FILE, key, 4)], target, blobs)
     assert tree(target) == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (MissingBlob("not stored"), MissingBlob),
+        (IntegrityError("pack 1 is lost"), InvalidBlob),
+        (Unavailable("cut off"), Unavailable),
+    ],
+)
+def test_a_content_that_cannot_be_had_is_told_by_the_name_of_its_file(
+    tmp_path: Path, fault: FsdError, told: type[FsdError]
+) -> None:
+    entry = Entry("d/f", FILE, FILES + "0" * 64, 3)
+
+    def fetch(key: str) -> Iterator[bytes]:
+        yield b"x"
+        raise fault
+
+    uses: list[Callable[[], object]] = [
+        lambda: Restore([entry], ALL, fetch, Host()).run(str(tmp_path / "t"), replace=True),
+        lambda: list(manifesttree.read_file(entry, fetch)),
+        lambda: manifesttree.export([entry], b"", fetch, io.BytesIO()),
+    ]
+    for use in uses:
+        with pytest.raises(told, match=f"^'d/f': {fault.message}$"):
+            use()
+    assert tree(tmp_path / "t") == {}
 
 
 @pytest.mark.parametrize("marked", [False, True])

@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 import pytest
 from support.cli import command
-from support.proxy import FaultProxy
+from support.proxy import CUT_REQUEST, HTML_502, LOSE_REPLY, FaultProxy, Request
 from support.sandbox import Sandbox
 from support.server import Server
 from support.wait import wait_for
@@ -399,6 +399,28 @@ def test_a_cold_state_is_listed_in_few_requests(box: Sandbox, trusted: Server, t
             assert sum(len(files) for _, _, files in os.walk(shown.mountpoint)) == 400
             assert proxy.count("ns") == before
             assert proxy.count("changes") == 0
+        finally:
+            shown.close()
+
+
+def test_a_server_that_ends_while_the_state_is_asked_for_is_waited_for(
+    box: Sandbox, trusted: Server, tmp_path: Path
+) -> None:
+    """As one that ends in any other of the requests a mount begins with."""
+
+    def keeps_state(request: Request) -> bool:
+        return request.route == "sessions" and "/state?" in request.path
+
+    (box.mountpoint / "f").write_bytes(b"then")
+    made = cut(box, "then")
+    with FaultProxy(trusted.url) as proxy:
+        for fault in (CUT_REQUEST, LOSE_REPLY, HTML_502):
+            proxy.next(fault, keeps_state)
+        shown = Sandbox(tmp_path / "shown", box.fs, "--checkpoint", made["checkpoint_id"], endpoint=proxy.url)
+        try:
+            shown.mount()
+            assert proxy.pending() == 0
+            assert (shown.mountpoint / "f").read_bytes() == b"then"
         finally:
             shown.close()
 
