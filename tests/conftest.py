@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support import leftovers
+from support import leftovers, preloaded, workers
 
 # Every fixture that more than one module wants is imported here, and nowhere else.
 from support.clientcase import client_fixture  # noqa: F401
@@ -43,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounds", type=int, default=0, help="rounds of each random cell (default 1; 50 with --all)"
     )
+    parser.addoption("--shared", type=Path, help="directory in which several pytests take modules (workers)")
     parser.addoption("--failures", type=Path, help="file to add the ids of failed tests to, one a line")
     parser.addoption("--seed", type=int, default=None, help="of every random test (default: see the fixture)")
 
@@ -50,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[leftovers.MARK] = _run_id
     faulthandler.enable()
+    preloaded.enabled = not config.getoption("--all")
+    if shared := config.getoption("--shared"):
+        config.pluginmanager.register(workers.Worker(shared))
     # Whoever started the run may ignore them (nohup, a script's background): what tests start must not.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -71,7 +71,13 @@ def test_killed_at(action: str, point: str, tmp_path: Path, either: str | None) 
             assert state(bench, name) == after(action, happened=True)
 
 
-@pytest.mark.parametrize("point", ["checkpoint.delete", "db.commit", "db.committed"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "checkpoint.delete",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("db.commit", "db.committed")),
+    ],
+)
 def test_killed_while_many_are_pruned(tmp_path: Path, either: str | None, point: str) -> None:
     """Some are gone, each wholly, and the next prune takes the rest."""
     server = Server(tmp_path / "s", *(["--database", either] if either else []))

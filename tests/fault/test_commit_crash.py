@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent.parent
 POINTS = ["db.commit", "db.committed", "pack.written", "pack.synced", "pack.renamed", "pack.durable"]
 
 
-@pytest.mark.parametrize("count", [1, 4, 11])
+@pytest.mark.parametrize("count", [4, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 11))])
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at(point: str, count: int, tmp_path: Path, either: str | None) -> None:
     words = [str(tmp_path), point, str(count), *filter(None, [either])]

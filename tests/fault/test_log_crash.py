@@ -387,7 +387,7 @@ def power_run(directory: Path, seed: int) -> tuple[int, int]:
     return len(versions), back
 
 
-@pytest.mark.parametrize("start", [0, 20])
+@pytest.mark.parametrize("start", [0, pytest.param(20, marks=pytest.mark.long)])
 def test_a_power_cut_loses_at_most_what_was_not_synced_and_tears_nothing(tmp_path: Path, start: int) -> None:
     stake = back = 0
     for seed in range(start, start + 20):

@@ -17,6 +17,7 @@ from fsd.cli.context import Streams
 from fsd.cli.env import Environment
 from fsd.cli.fields import names
 from fsd.cli.main import run
+from support import preloaded
 
 SECRET = "s" * 43
 TOKEN = (
@@ -75,12 +76,12 @@ def process(
     stdin: bytes = b"",
     timeout: float = 60,
     cwd: str | os.PathLike[str] | None = None,
+    anew: bool = False,
 ) -> Outcome:
-    """Run the command as a process whose environment is exactly `env` and a PATH."""
+    """Run the command as a process whose environment is exactly `env` and a PATH. `anew`: as a shell starts
+    it, never by one that has loaded the program already (`preloaded`)."""
     full = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **(env or {})}
-    done = subprocess.run(
-        [*command(), *argv], env=full, input=stdin, capture_output=True, timeout=timeout, cwd=cwd, check=False
-    )
+    done = preloaded.run(argv, full, stdin=stdin, timeout=timeout, cwd=cwd, anew=anew)
     found = Outcome(done.returncode, done.stdout, done.stderr.decode())
     words = [word for word in argv if isinstance(word, str)]
     if found.code == 0 and not {"--query", "--output", "--help", "--dry-run", "-"} & set(words):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.cli import command
+from support import preloaded
 from support.leftovers import clear_records, fsd_mounts
 from support.server import Server, TestFs
 from support.wait import wait_for
@@ -57,10 +57,8 @@ class Sandbox:
 
     def fsd(self, *argv: str, timeout: float = 60, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command in this sandbox. With `check`, a failure shows what it said and the daemon's log."""
-        full = [*command(), *argv]
-        done = subprocess.run(
-            full, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        raw = preloaded.run(argv, self.env, timeout=timeout)
+        done = subprocess.CompletedProcess(raw.args, raw.returncode, raw.stdout.decode(), raw.stderr.decode())
         if check and done.returncode:
             raise AssertionError(
                 f"fsd {' '.join(argv)}: exit {done.returncode}\n{done.stderr}\n{self.logs()}"

@@ -1,0 +1,178 @@
+"""The run in several pytests (support.workers), over a small tree of tests instead of ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import wait, workers
+from support.wait import wait_for
+from support.workers import WORKERS
+
+CONFTEST = """
+import os, sys
+from pathlib import Path
+import pytest
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from support import workers
+
+def pytest_addoption(parser):
+    parser.addoption("--shared", type=Path)
+
+def pytest_configure(config):
+    config.pluginmanager.register(workers.Worker(config.getoption("--shared")))
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.name != "test_left_out"]
+
+def told(*words):
+    with (HERE / "told").open("a") as file:
+        file.write(" ".join([str(os.getpid()), *words]) + "\\n")
+
+@pytest.fixture(scope="session")
+def session():
+    told("begin")
+    yield
+    told("end")
+
+@pytest.fixture
+def tell(request, session):
+    told(request.node.nodeid.rpartition("/")[2])
+"""
+MODULE = """
+def test_first(tell):
+    pass
+
+def test_left_out(tell):
+    pass
+
+def test_second(tell):
+    pass
+"""
+# Goes on when every worker has a module.
+TOGETHER = """
+from pathlib import Path
+from support.wait import wait_for
+from support.workers import WORKERS
+
+def test_first(tell):
+    Path(__file__).with_suffix(".began").touch()
+    wait_for(lambda: len(list(Path(__file__).parent.glob("*.began"))) == WORKERS, 60, "the other workers")
+
+def test_second(tell):
+    pass
+"""
+# A module whose last test runs has the next one taken already: there is a second test.
+HANGS = """
+import signal
+from pathlib import Path
+
+def test_first(tell):
+    Path(__file__).with_suffix(".began").touch()
+    signal.pause()
+
+def test_second():
+    pass
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tests/support").mkdir(parents=True)
+    for module in (workers, wait):
+        assert module.__file__
+        shutil.copy(module.__file__, tmp_path / "tests/support")
+    (tmp_path / "tests/conftest.py").write_text(CONFTEST)
+    return tmp_path
+
+
+def put(tree: Path, name: str, text: str) -> None:
+    path = tree / "tests" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def start(tree: Path, limit: float, *options: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = [
+        sys.executable,
+        "tests/support/workers.py",
+        str(limit),
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        *options,
+    ]
+    return subprocess.Popen(
+        [*command, *options], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def told(tree: Path) -> list[list[str]]:
+    path = tree / "tests/told"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_each_module_is_played_once_and_by_one(tree: Path) -> None:
+    modules = {f"system/test_t{number}.py": TOGETHER for number in range(WORKERS)}
+    modules |= dict.fromkeys(("unit/test_d.py", "unknown/test_e.py", "unit/test_f.py"), MODULE)
+    for name, text in modules.items():
+        put(tree, name, text)
+    run = start(tree, 200)
+    out = run.communicate(timeout=200)[0]
+    assert run.returncode == 0, out
+    played = [line for line in told(tree) if "::" in line[1]]
+    names = [Path(name).name for name in modules]
+    assert sorted(line[1] for line in played) == sorted(
+        f"{name}::test_{which}" for name in names for which in ("first", "second")
+    )
+    for name in names:
+        assert len({pid for pid, test in played if test.startswith(name)}) == 1
+    assert played[0][1] == "test_e.py::test_first", "a directory of unknown length comes first"
+    sessions = [pid for pid, word in told(tree) if word in ("begin", "end")]
+    assert len(sessions) == 2 * WORKERS and len(set(sessions)) == WORKERS, "each worker has one session"
+    counts = [int(line.split()[0]) for line in out.splitlines() if " passed in " in line]
+    assert sum(counts) == 2 * len(modules), out
+
+
+def test_what_fails_fails_the_run_and_keeps_none_from_being_played(tree: Path) -> None:
+    put(tree, "system/test_a.py", "import nowhere_to_be_found\n")
+    put(tree, "system/test_b.py", "def test_first():\n    assert 0\n")
+    put(tree, "unit/test_c.py", MODULE)
+    run = start(tree, 200)
+    out = run.communicate(timeout=200)[0]
+    assert run.returncode == 1, out
+    assert "nowhere_to_be_found" in out and "assert 0" in out and len(told(tree)) == 4, out
+
+
+@pytest.mark.parametrize(
+    ("ends", "all_in_all"),
+    [([0, 0], 0), ([0, 5], 0), ([5, 5], 5), ([5, 0, 1], 1), ([0, 2, 5], 2), ([0, -9], -9)],
+)
+def test_the_exit_status(ends: list[int], all_in_all: int) -> None:
+    assert workers.status(ends) == all_in_all
+
+
+def test_a_signal_ends_all_and_they_clear_up(tree: Path) -> None:
+    for number in range(WORKERS):
+        put(tree, f"unit/test_{number}.py", HANGS)
+    run = start(tree, 200)
+    wait_for(lambda: len(list(tree.glob("tests/unit/*.began"))) == WORKERS, 100, "all to hang")
+    run.send_signal(signal.SIGTERM)
+    out = run.communicate(timeout=200)[0]
+    assert run.returncode == 2 and out.count("! KeyboardInterrupt !") == WORKERS, out
+    assert sum(word == "end" for _, word in told(tree)) == WORKERS
+
+
+def test_the_limit_has_a_status_of_its_own(tree: Path) -> None:
+    put(tree, "unit/test_a.py", HANGS)
+    run = start(tree, 0.01)
+    assert run.communicate(timeout=200)[1] is None
+    assert run.returncode == 124
