@@ -61,9 +61,18 @@ class Contract:
 
     def has(self, key: str) -> bool:
         """Whether a blob is there; asking keeps it from a sweep for its time of grace."""
+        tries = self.http.tries(0)
 
         def once() -> bool:
-            reply = self.http.exchange("HEAD", f"/v1/blobs/{key}", query=(), headers={}, body=None, wait=0.0)
+            reply = self.http.exchange(
+                "HEAD",
+                f"/v1/blobs/{key}",
+                query=(),
+                headers={},
+                body=None,
+                wait=0.0,
+                patience=tries.patience,
+            )
             reply.read(0)  # there is nothing to read: the next question goes on the same connection
             if reply.status in (401, 403):
                 raise (NotAuthenticated if reply.status == 401 else NotPermitted)(
@@ -73,7 +82,7 @@ class Contract:
                 raise Unavailable(f"the server answered {reply.status} to a question about content")
             return reply.status == 200
 
-        return self.http.retried(once)
+        return self.http.retried(once, tries)
 
     def put(self, key: str, size: int, spool: IO[bytes]) -> None:
         headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": self.http.new_key()}
@@ -81,8 +90,11 @@ class Contract:
 
     def fetch(self, key: str) -> Iterator[bytes]:
         """The bytes of a blob; raises `MissingBlob`. Whoever reads them verifies them."""
+        tries = self.http.tries(0)
         try:
-            reply = self.http.retried(lambda: self.http.open(f"/v1/blobs/{key}"))
+            reply = self.http.retried(
+                lambda: self.http.open(f"/v1/blobs/{key}", patience=tries.patience), tries
+            )
         except NotFound as exc:
             raise MissingBlob(f"the content {key} is not stored") from exc
         try:

@@ -154,6 +154,27 @@ def test_questions_about_content_share_a_connection() -> None:
     assert len(connections) == 1
 
 
+@pytest.mark.parametrize("what", ["has", "fetch"])
+def test_a_question_about_content_that_is_swallowed_is_asked_again(what: str) -> None:
+    """Within the patience for a word, not only at the end of all time there is: then nothing asks again."""
+
+    def behave(peer: Peer) -> None:
+        while peer.request() is not None:
+            if peer.number == first[0]:
+                peer.hang()
+                return
+            peer.sock.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n" + (b"" if what == "has" else b"whole")
+            )
+
+    first: list[int] = []
+    with serving(lambda peer: (first or first.append(peer.number), behave(peer))[1]) as url:
+        http = client(url, timeout=3600.0, retry_for=60.0)
+        http.options = replace(http.options, patience=0.1)
+        contract, key = Contract(http), f"sandbox-files/sha256/{1:064x}"
+        assert contract.has(key) if what == "has" else b"".join(contract.fetch(key)) == b"whole"
+
+
 def test_an_error_while_a_large_body_is_being_sent_is_heard() -> None:
     body = json.dumps(
         {"error": {"code": "fs_error", "message": "no: EDQUOT", "details": {"errno": "EDQUOT"}}}
