@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Final
 
 from fsd.client.http import Http
+from fsd.host import threads
 from fsd.model.errors import (
     FsdError,
     MissingBlob,
@@ -127,7 +128,11 @@ class Writer:
             self._pause = float(lease["renewAfterMs"]) / 1000
         except (KeyError, TypeError, ValueError) as exc:
             raise Unavailable("the answer to acquireWriter is no lease") from exc
-        self._timer.start()
+        try:
+            self._timer.start()
+        except RuntimeError as exc:
+            self._release()  # nobody would renew it, and it would keep others out
+            raise threads.failure(exc, f"the lease cannot be renewed: {exc}") from exc
         return self
 
     def current(self) -> dict[str, Any]:
@@ -145,14 +150,17 @@ class Writer:
                     self._failed = exc
                     return
 
+    def _release(self) -> None:
+        try:
+            self._contract.call("release", {"writer": self._writer})
+        except FsdError:
+            pass  # what was to be done is done, or failed with an error of its own; the lease ends by itself
+
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
         self._timer.join()
-        try:
-            self._contract.call("release", {"writer": self._writer})
-        except FsdError:
-            pass  # what was to be done is done, or failed with an error of its own; the lease ends by itself
+        self._release()
         if exc is not None and self._failed is not None and exc is not self._failed:
             raise self._failed from exc

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 from fsd.client.command import not_ignored, not_started, wait
 from fsd.client.files import json_name
 from fsd.client.http import Http, encode_path
+from fsd.host import threads
 from fsd.model.errors import FsdError, LeaseHeld, LeaseLost, LockLost, Unavailable
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
@@ -189,7 +190,12 @@ class Holder:
         self.kept = self.now()  # when the newest renewal that was answered began
         self.lost: FsdError | None = None
         self._ended = threading.Event()
-        threading.Thread(target=self._renew, name="fsd-lock", daemon=True).start()
+        try:
+            threading.Thread(target=self._renew, name="fsd-lock", daemon=True).start()
+        except RuntimeError as exc:
+            with suppress(FsdError):  # it ends by itself; what is raised here is why there is none
+                leases.release(fence)
+            raise threads.failure(exc, f"the lock cannot be renewed: {exc}") from exc
 
     def run(self, signals: _Signals, say: Callable[[str], None]) -> int:
         env = {**self.options.env, "FSD_FENCE": str(self.fence)}
