@@ -18,6 +18,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -61,11 +63,34 @@ class Order(NamedTuple):
     if_empty: bool
 
 
+class Stop:
+    """SIGTERM ends this process by an exception, so that what was fetched goes before it; where that is
+    already being put into its place (`waits`), when that is done."""
+
+    def __init__(self) -> None:
+        self.waits = self._asked = False
+        signal.signal(signal.SIGTERM, self._arrived)
+
+    def _arrived(self, _number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._asked = True
+        if not self.waits:
+            raise SystemExit(1)
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Within it `waits` may be set; a stop that waited comes at its end."""
+        yield
+        self.waits = False
+        if self._asked:
+            raise SystemExit(1)
+
+
 class Work:
     """One restore. What was done: {"checkpoint_id", "files"}, or {"there": what keeps from it}."""
 
-    def __init__(self, order: Order) -> None:
-        self.order, self.host = order, Host()
+    def __init__(self, order: Order, stop: Stop) -> None:
+        self.order, self.host, self._stop = order, Host(), stop
         self.top = order.remote_path.encode("utf-8", "surrogateescape")
         self._told = self.host.monotonic()
         claim = Claim(order.token, None, None, order.endpoint, None, order.insecure)
@@ -168,11 +193,17 @@ class Work:
         if record.get(NATIVE):
             return self._native(head)
         work = Restore(manifest.read(record["files"]), of_record(record), self.contract.fetch, self.host)
-        # Who was paused for longer than the lock lasts puts nothing beside what another made meanwhile.
-        done = work.run(
-            self.order.place, replace=self.order.replace, how=HOW, marked=True, verified=self.guard.check
-        )
+        with self._stop.later():
+            done = work.run(
+                self.order.place, replace=self.order.replace, how=HOW, marked=True, verified=self._verified
+            )
         return {"checkpoint_id": head, "files": done.files}
+
+    def _verified(self) -> None:
+        """Who was paused for longer than the lock lasts puts nothing beside what another made meanwhile. All
+        is here, and from now on a stop waits until it is in its place: a part would be in everybody's way."""
+        self.guard.check()
+        self._stop.waits = True
 
     def _native(self, head: str) -> dict[str, Any]:
         """A state of the filesystem itself: the server sets the subtree back, unless something is there."""
@@ -194,17 +225,11 @@ def say(text: str) -> None:
     print(json.dumps({"say": text}), flush=True)
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    """What was fetched goes before this process does, where nothing of it is in its place yet."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(1)
-
-
 def main() -> None:
     os.umask(0o022)
-    signal.signal(signal.SIGTERM, _stop)
+    stop = Stop()
     try:
-        answer: dict[str, Any] = {"ok": Work(Order(**json.loads(sys.stdin.read()))).run()}
+        answer: dict[str, Any] = {"ok": Work(Order(**json.loads(sys.stdin.read())), stop).run()}
     except FsdError as exc:
         answer = exc.body("")
     except OSError as exc:

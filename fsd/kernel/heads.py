@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from fsd.kernel.stop import RESTORE_MOST
 from fsd.model.errors import InternalError, Unavailable, from_body
 
 if TYPE_CHECKING:
     from fsd.kernel.daemon import Daemon
 
 COMMAND: Final = [sys.executable, "-m", "fsd.kernel.headrestore"]
+END_LEAST: Final = 5.0
 
 
 async def restore_head(daemon: Daemon, session: int) -> bool:
@@ -71,8 +73,9 @@ async def restore_head(daemon: Daemon, session: int) -> bool:
 async def _answer(order: bytes, daemon: Daemon) -> dict[str, Any]:
     """Its last line, empty if there is none; what it says before goes to who waits for the mount."""
     async with trio.open_nursery() as nursery:
-        run = partial(trio.run_process, COMMAND, stdin=order, stdout=subprocess.PIPE, check=False, cwd="/")
-        process: trio.Process = await nursery.start(run)
+        ending = partial(end, within=max(END_LEAST, daemon.options.stop_timeout * RESTORE_MOST))
+        run = partial(trio.run_process, COMMAND, check=False, cwd="/", deliver_cancel=ending)
+        process: trio.Process = await nursery.start(partial(run, stdin=order, stdout=subprocess.PIPE))
         assert process.stdout is not None, "it is a pipe"
         held = b""
         line: dict[str, Any] = {}
@@ -83,6 +86,13 @@ async def _answer(order: bytes, daemon: Daemon) -> dict[str, Any]:
                 if "say" in line:
                     daemon.start.channel.say(line["say"])
     return line
+
+
+async def end(process: trio.Process, within: float) -> None:
+    """It takes away what it fetched, or puts the rest of it into its place, file by file."""
+    process.terminate()
+    await trio.sleep(within)
+    process.kill()
 
 
 def _sentence(thread: str, done: dict[str, Any]) -> str:

@@ -239,6 +239,22 @@ def test_one_that_is_stopped_while_it_fetches_leaves_nothing(boxes: list[Sandbox
     assert box.fs.ask("GET", "/list/").json["entries"] == []
 
 
+def test_one_that_is_stopped_while_it_puts_things_in_place_ends_that_first(boxes: list[Sandbox]) -> None:
+    """A part of the checkpoint would be in the way of everybody else."""
+    first, second, _ = boxes
+    wanted = captured(first, 1000)
+    stopped = Start(first, "--stop-timeout", "300")
+    wait_for(lambda: (first.mountpoint / "d0").exists(), 120, "the first to be in its place", every=0.002)
+    pids = stopped.pids()
+    stopped.process.send_signal(signal.SIGINT)
+    assert stopped.end() != 0
+    wait_for(lambda: not any(alive(pid) for pid in pids), 100, "all of it to end")
+    for lease in first.fs.ask("GET", "/leases").json["leases"]:  # as it would expire
+        assert first.fs.ask("POST", f"/leases/{lease['fence']}/release", {}).status == 200
+    assert Start(second, "--if-empty").end() == 0
+    assert tree(second) == wanted and not conflicts(second.fs)
+
+
 def test_others_wait_for_one_that_replaces_what_is_there(boxes: list[Sandbox]) -> None:
     first, second, _ = boxes
     wanted = captured(first, 2000)
