@@ -19,6 +19,7 @@ from fsd.client.control import Control
 from fsd.client.http import Http
 from fsd.client.identity import Identity
 from fsd.client.run import left_overs
+from fsd.host.programs import installed
 from fsd.model.errors import FsdError
 from fsd.model.limits import GIB
 
@@ -84,7 +85,7 @@ def check_fuse(found: Findings) -> bool:
     except FsdError as exc:
         found.add("fuse", WARNING, exc.message, exc.hint.removesuffix("; `fsd doctor` tells more"))
         return False
-    helper = shutil.which("fusermount3")
+    helper = installed("fusermount3")
     if os.geteuid() == 0:
         note = "" if helper else "; fusermount3 is not installed, root does without"
         found.add("fuse", OK, f"/dev/fuse can be opened, as root{note}")

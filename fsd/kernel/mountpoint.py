@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fsd.host.processes import users
+from fsd.host.programs import installed, program
 from fsd.model.errors import Busy, FsdError, NotFound, NotPermitted, Unsupported, UsageError
 from fsd.model.limits import UNMOUNT_TRIES
 
@@ -140,9 +141,7 @@ def require_fuse() -> None:
             hint=f"ask for access to it (as root: chmod 666 {DEVICE}, as Debian has it; containers: "
             f"--device {DEVICE} --cap-add SYS_ADMIN). {instead}",
         ) from exc
-    import shutil  # what it brings would stay in the supervisor
-
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+    if os.geteuid() != 0 and installed("fusermount3") is None:
         raise Unsupported(
             "fusermount3 is not installed; without root it is what mounts",
             hint=f"as root: apt-get install -y fuse3. {instead}",
@@ -156,7 +155,7 @@ def require_fuse() -> None:
 
 
 def _has_name(uid: int) -> bool:
-    import pwd  # as above
+    import pwd  # what it brings would stay in the supervisor
 
     try:
         pwd.getpwuid(uid)
@@ -261,9 +260,11 @@ def _detach(place: Path, *, lazy: bool, dead: bool) -> None:
             raise FsdError(f"{place} cannot be unmounted: {os.strerror(number)}")
     import subprocess  # here alone: the supervisor would keep it
 
-    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(place)]
+    command = ["-u", *(["-z"] if lazy else []), "--", str(place)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        done = subprocess.run(
+            [program("fusermount3"), *command], capture_output=True, timeout=30, check=False
+        )
     except FileNotFoundError as exc:
         raise Unsupported("fusermount3 is not installed", hint="apt-get install -y fuse3") from exc
     except subprocess.TimeoutExpired as exc:

@@ -15,6 +15,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from fsd.host.programs import program
+
 log = logging.getLogger(__name__)
 
 HELPER: Final = Path("/sbin/umount.fuse.fsd")
@@ -57,7 +59,9 @@ def _escaped(place: Path) -> bytes:
 def _run(command: list[str]) -> None:
     """A failure costs the convenience alone, so it is only logged."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(
+            [program(command[0]), *command[1:]], capture_output=True, timeout=TIMEOUT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as exc:
         log.warning("%s: %s", command[0], exc)
         return
