@@ -368,8 +368,10 @@ def test_a_mounted_state_outlives_its_checkpoint_and_its_daemon(box: Sandbox, tm
         box.fsd("drain", str(box.mountpoint))
         box.fsd("checkpoint", "delete", made["checkpoint_id"], "--yes")
         assert (shown.mountpoint / "f1").read_text() == "old 1"
-        os.kill(shown.daemon, signal.SIGKILL)
-        wait_for(lambda: shown.status()["restarts"] == 1, 30, "the supervisor's next daemon")
+        killed = shown.daemon
+        os.kill(killed, signal.SIGKILL)
+        shown.wait_remounted(killed)
+        assert shown.status()["restarts"] == 1
         assert (shown.mountpoint / "f2").read_text() == "old 2"
         shown.unmount()
         again = shown.fsd(
