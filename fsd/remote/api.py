@@ -116,8 +116,8 @@ class Remote(Protocol):
         ...
 
     def ask(self, questions: Sequence[tuple[Any, ...]], timeout: float) -> tuple[int, list[Any]]:
-        """Answers to namespace questions (`fsd.wire.messages`) at one seq, with `Attr` and `Entry` objects.
-        At most NS_BATCH_MAX questions, else `UsageError`."""
+        """An answer to each namespace question (`fsd.wire.messages`), all at one seq, with `Attr` and `Entry`
+        objects. At most NS_BATCH_MAX questions, else `UsageError`."""
         ...
 
     def keep(self, hashes: Sequence[bytes], timeout: float) -> list[bytes]:

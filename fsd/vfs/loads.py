@@ -7,82 +7,27 @@ together. An answer is older than what was committed since it was read: `core.me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from stat import S_IFMT
 from typing import Any, Final
 
 from fsd.model.attrs import Attr, Entry
 from fsd.model.errors import FsdError, HistoryChanged, IntegrityError, Unavailable
 from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, LISTING_MAX, NS_BATCH_MAX
-from fsd.remote.api import Remote
-from fsd.vfs.build import each, fetcher
+from fsd.vfs.asking import Answered, Asked, AskJob, BlobJob, CacheJob, Key, Question, Together
 from fsd.vfs.core import Core
 from fsd.vfs.node import Inode
-from fsd.vfs.types import BULK, LOCAL, Cache, Invalidation, Want
+from fsd.vfs.types import Invalidation, Want
 from fsd.wire.messages import ATTRS, BLOCKS, LIST, LOOKUP, TREE
 
-ASK_TIMEOUT: Final = 30.0
 RETRY_FIRST: Final = 0.1
 RETRY_MAX: Final = 2.0
 BLOCKS_PAGE: Final = 4096
+BLOCKS_TOGETHER: Final = 4  # pages, of one moment: 16 GiB
 LIST_PAGE: Final = 4096
 TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
 READ_AHEAD: Final = 6  # blocks
 LARGE_AFTER: Final = 3  # names without their directory, until it is no longer asked for
 SOFT_WAIT: Final = 1.0  # seconds an answer is waited for where what is known would do without
-
-Key = tuple[Any, ...]
-Question = tuple[Any, ...]
-# (answer, seq) -> the next question, asked under the same want; None: there is none.
-Answered = Callable[[Any, int], Question | None]
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A question, who waits for it, and what to do with its answer."""
-
-    key: Key
-    question: Question
-    want: Want
-    answered: Answered
-    soft: bool = False  # something is known already: without an answer that will do
-    at: float = 0.0  # when it was asked first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AskJob:
-    """Several questions in one request."""
-
-    asked: tuple[Asked, ...]
-    lane: str = BULK
-
-    def run(self, remote: Remote, cache: Cache) -> tuple[int, list[Any]]:
-        return remote.ask([one.question for one in self.asked], ASK_TIMEOUT)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlobJob:
-    """Fetch blobs through the cache. One that the server has lost costs the others nothing."""
-
-    hashes: tuple[bytes, ...]
-    lane: str = BULK
-
-    def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes | IntegrityError]:
-        return each(fetcher(remote, cache), self.hashes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CacheJob:
-    """Look for blobs in the cache alone, while the server does not answer: requests that hang may keep every
-    other worker. `then`: what is not there is to be fetched; else somebody is at it already."""
-
-    hashes: tuple[bytes, ...]
-    then: bool
-    lane: str = LOCAL
-
-    def run(self, remote: Remote, cache: Cache) -> dict[bytes, bytes]:
-        found = {digest: cache.get(digest) for digest in self.hashes}
-        return {digest: data for digest, data in found.items() if data is not None}
 
 
 class Loader:
@@ -115,7 +60,7 @@ class Loader:
         self,
         key: Key,
         what: str,
-        question: Question,
+        question: Question | Together,
         answered: Answered,
         *,
         soft: bool = False,
@@ -268,40 +213,45 @@ class Loader:
         return self._ask(key, "a name, at an open", question, answered)
 
     def block_list(self, node: Inode) -> Want:
-        """Load the block list of a file of more than one block."""
+        """Load the block list of a file of more than one block, and with it the attributes of that moment: of
+        a file that another mount changes all the time two answers would never agree."""
         wire = self.core.wire.out(node.ino)
-        key = ("blocks", node.ino)
         found: dict[int, tuple[Any, ...]] = {}
-        version = [-1]
+        version, first = -1, 0
 
-        def answered(answer: Any, seq: int) -> Question | None:
-            content = node.file()
-            if content.base is not None:
+        def question() -> Together:
+            end = min(max(first + 1, -(-node.size // BLOCK)), first + BLOCKS_TOGETHER * BLOCKS_PAGE)
+            pages = ((BLOCKS, wire, at, BLOCKS_PAGE) for at in range(first, end, BLOCKS_PAGE))
+            return Together(((ATTRS, (wire,)), *pages))
+
+        def answered(answer: Any, seq: int) -> Together | None:
+            nonlocal version, first
+            if node.file().base is not None:
                 return None  # it was truncated meanwhile: the answer is about what was there before
-            if answer is None:
+            (attr,), *lists = answer
+            if attr is None or None in lists:
                 self.vanished(node, seq)
                 return None
-            cseq, rows = answer
-            if version[0] not in (-1, cseq):
-                found.clear()
-                version[0] = -1
-                question_first[0] = 0
-                return (BLOCKS, wire, 0, BLOCKS_PAGE)
-            version[0] = cseq
-            found.update(rows)
-            first = question_first[0] + BLOCKS_PAGE
-            if first * BLOCK < node.size:
-                question_first[0] = first
-                return (BLOCKS, wire, first, BLOCKS_PAGE)
-            if cseq != content.cseq:
-                # The attributes are older than the blocks: both again, together they must agree.
-                node.stale = True
+            self.refreshed(node, attr, seq)
+            content, cseq = node.file(), lists[0][0]
+            if content.base is not None or cseq != content.cseq:
+                # It is small by now; or what is here is not replaced, for changes of its own.
+                node.stale |= content.base is None
                 return None
+            if version not in (-1, cseq):
+                found.clear()
+                version, first = -1, 0
+                return question()
+            version = cseq
+            for _, rows in lists:
+                found.update(rows)
+            first += len(lists) * BLOCKS_PAGE
+            if first * BLOCK < node.size:
+                return question()
             content.base = {index: parts for index, parts in found.items() if parts}
             return None
 
-        question_first = [0]
-        return self._ask(key, "a block list", (BLOCKS, wire, 0, BLOCKS_PAGE), answered)
+        return self._ask(("blocks", node.ino), "a block list", question(), answered)
 
     # jobs --------------------------------------------------------------------------------------------
     def pump(self) -> None:
@@ -315,8 +265,14 @@ class Loader:
                 self._end(asked, None if asked.soft else self.core.fenced)
             self.waiting = []
         while self.waiting:
-            batch, self.waiting = self.waiting[:NS_BATCH_MAX], self.waiting[NS_BATCH_MAX:]
-            self.core.jobs.append(AskJob(tuple(batch)))
+            count = batch = 0
+            for asked in self.waiting:
+                count += len(asked.question) if isinstance(asked.question, Together) else 1
+                if count > NS_BATCH_MAX:
+                    break
+                batch += 1
+            self.core.jobs.append(AskJob(tuple(self.waiting[:batch])))
+            self.waiting = self.waiting[batch:]
         while self.blob_queue:
             hashes, self.blob_queue = (
                 self.blob_queue[: BLOBS_GET_MAX // 16],

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from fsd.host.files import lock_directory
 from fsd.model.errors import FsdError, HistoryChanged, InternalError, LeaseLost, Unavailable
+from fsd.vfs.asking import AskJob, BlobJob, CacheJob
 from fsd.vfs.build import BuildJob, ResendJob
 from fsd.vfs.commit import CommitJob, Committer
 from fsd.vfs.copying import CopyCalls
@@ -23,7 +24,7 @@ from fsd.vfs.cut import CheckpointJob, DropJob
 from fsd.vfs.evict import Evictor
 from fsd.vfs.feed import Feed
 from fsd.vfs.keep import Keeper, KeepJob
-from fsd.vfs.loads import AskJob, BlobJob, CacheJob, Loader
+from fsd.vfs.loads import Loader
 from fsd.vfs.log import STATE, SyncJob
 from fsd.vfs.refused import SalvageJob, count_refused
 from fsd.vfs.resession import SessionJob

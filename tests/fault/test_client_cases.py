@@ -17,9 +17,9 @@ from support.clientcase import age, busy, files, finish, other, settled, take
 from fsd.model.errors import PosixError, Unavailable
 from fsd.model.limits import BLOCK, MIB
 from fsd.vfs import open as opening
+from fsd.vfs.asking import AskJob
 from fsd.vfs.build import BuildJob
 from fsd.vfs.commit import CommitJob
-from fsd.vfs.loads import AskJob
 from fsd.vfs.resession import SessionJob
 from fsd.vfs.types import Park
 from fsd.wire.messages import CommitAnswer

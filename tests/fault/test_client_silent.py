@@ -17,8 +17,8 @@ from support.inproc import NoCache
 
 from fsd.model.errors import PosixError, Unavailable
 from fsd.model.limits import BLOCK, BLOCK_LISTS_MAX
+from fsd.vfs.asking import AskJob
 from fsd.vfs.blocklists import BlockLists
-from fsd.vfs.loads import AskJob
 from fsd.vfs.recent import Recent
 from fsd.vfs.types import LOCAL, Invalidation, Park
 from fsd.vfs.volume import Volume

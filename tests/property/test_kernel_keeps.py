@@ -19,7 +19,7 @@ from support.bench import Bench
 from support.client import Client, Clock
 
 from fsd.model.errors import FsdError
-from fsd.vfs.loads import AskJob, BlobJob
+from fsd.vfs.asking import AskJob, BlobJob
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Invalidation, Job, Park
 from fsd.wire.messages import ATTRS, FeedPage

@@ -29,8 +29,8 @@ from fsd.kernel.options import mount_id
 from fsd.kernel.stop import Drained, Stopper, quiet
 from fsd.model.errors import HistoryChanged, NotFound, Unavailable
 from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
+from fsd.vfs.asking import AskJob
 from fsd.vfs.commit import CommitJob
-from fsd.vfs.loads import AskJob
 from fsd.vfs.log import SyncJob
 from fsd.vfs.types import Invalidation, Want
 
