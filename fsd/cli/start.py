@@ -17,6 +17,12 @@ def main() -> int:
     handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if handled:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.warnoptions:
+        # Python's warnings are for who writes a program. PYTHONWARNINGS and PYTHONDEVMODE are meant for the
+        # user's own: here they are lines nobody can do anything about, and with `error` failures.
+        import warnings
+
+        warnings.simplefilter("ignore")
     from fsd.cli import main as program
 
     try:

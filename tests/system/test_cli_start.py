@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from support.cli import TOKEN, process
+from support.cli import TOKEN, command, process
 from support.server import TestFs
 
 # Each costs tens of milliseconds of every command.
@@ -117,3 +117,11 @@ def test_a_command_ends_at_once_but_joins_a_thread_that_works() -> None:
     for state, said in (("idle", b"answer\n"), ("busy", b"answer\nworked\ntaken apart\n")):
         done = subprocess.run([sys.executable, "-c", LEAVES, state], capture_output=True, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (7, said, b""), state
+
+
+def test_what_is_asked_of_pythons_warnings_is_asked_of_other_programs(shared_fs: TestFs) -> None:
+    """The environment of a sandbox in which somebody runs tests."""
+    for asked in ({"PYTHONWARNINGS": "error"}, {"PYTHONWARNINGS": "default"}, {"PYTHONDEVMODE": "1"}):
+        env = {"PATH": "/usr/bin:/bin", **shared_fs.env, **asked}
+        done = subprocess.run([*command(), "ls", "/"], env=env, capture_output=True, timeout=60, check=True)
+        assert done.stderr == b"", asked
