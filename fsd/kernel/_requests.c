@@ -10,8 +10,10 @@
  * end it too: what is answered here then costs a poll, a read and a write.
  *
  * So is a read of a small file whose bytes the handler of its open gave along (file_bytes), as long as nothing comes
- * between that may change any file. And the release of a handle that only read: nobody waits for what it does here,
- * which is done before the next handler is called or anything else happens (take_released).
+ * between that may change any file. And the release of a handle: nobody waits for what it does here, which is done
+ * before the next handler is called or anything else happens (take_released). And the flush of a handle whose handlers
+ * said that it has nothing to do or to tell (quiet_handle): only a result of the server's, which is no request, can
+ * change that.
  *
  * pyfuse3 receives by calling libfuse's fuse_session_receive_buf. The function of that name here comes first when
  * this library is loaded before pyfuse3 and for all to see (RTLD_GLOBAL; fsd/kernel/requests.py does), as with a
@@ -69,7 +71,7 @@ struct request {
     } in;
 };
 enum { OP_FORGET = 2, OP_GETATTR = 3, OP_SETATTR = 4, OP_OPEN = 14, OP_READ = 15, OP_WRITE = 16 };
-enum { OP_RELEASE = 18, OP_GETXATTR = 22 };
+enum { OP_RELEASE = 18, OP_GETXATTR = 22, OP_FLUSH = 25 };
 enum { SETATTR_KILLS = 1 << 11, OPEN_KILLS = 1 << 0, WRITE_FROM_PAGES = 1 << 0, WRITE_KILLS = 1 << 2 };
 enum { KILLS = 1, FROM_PAGES = 2, APPENDS = 4, PLACED = 8 }; /* what last() tells */
 /* So many are answered here in a row: whoever asks without an end must not keep the loop from what was posted to it. */
@@ -106,6 +108,8 @@ static int answers;       /* whether questions are answered here */
 static long answered;     /* how many were, since forget_answers() */
 static uint64_t bare[64]; /* files whose attributes were told last and that have no capabilities; 0: none */
 static size_t next_bare;
+static uint64_t quiet[64]; /* handles whose flush says nothing, plus 1; 0: none */
+static size_t next_quiet;
 static struct directory {
     struct attributes told; /* ino 0: none */
     int changed;            /* what a handler said of it since; else the kernel has no reason to ask */
@@ -116,7 +120,7 @@ static struct {
     PyObject *bytes; /* NULL: none */
 } files[8];          /* whole files by handles that read them */
 static size_t next_file;
-static uint64_t released[256]; /* handles that were only read by and are closed */
+static uint64_t released[256]; /* handles that are closed */
 static size_t released_count;
 
 /* libfuse's own, as the library that called would have found it without us. */
@@ -142,6 +146,7 @@ static void forget_files(void)
 static void forget_all(void)
 {
     memset(bare, 0, sizeof(bare));
+    memset(quiet, 0, sizeof(quiet));
     memset(directories, 0, sizeof(directories));
     forget_files();
 }
@@ -232,6 +237,16 @@ static int is_bare(uint64_t nodeid)
     return 0;
 }
 
+static int is_quiet(uint64_t fh)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof(quiet) / sizeof(*quiet); i++)
+        if (quiet[i] == fh + 1)
+            return 1;
+    return 0;
+}
+
 static int descriptor(struct fuse_session *se, void *caller)
 {
     static session_fd real;
@@ -250,17 +265,21 @@ static int told_all(struct fuse_session *se, void *caller, const struct head *he
     return writev(descriptor(se, caller), both, length ? 2 : 1) >= 0 || errno == ENOENT || errno == ENODEV;
 }
 
-/* Whether what came was a read of a file whose bytes are here, or the end of a handle that was only read by. */
+/* Whether what came was a read of a file whose bytes are here, a flush that says nothing, or the end of a handle. */
 static int served(struct fuse_session *se, void *caller, const struct fuse_buf *buf)
 {
     struct request one;
     size_t at, length;
     const char *bytes;
 
-    if (buf->size < sizeof(one.head) + sizeof(one.in.read))
+    if (buf->size < sizeof(one.head) + sizeof(one.in.release))
         return 0;
-    memcpy(&one, buf->mem, sizeof(one.head) + sizeof(one.in.read));
+    memcpy(&one, buf->mem, buf->size < sizeof(one) ? buf->size : sizeof(one));
+    if (one.head.opcode == OP_FLUSH) /* it begins as a release does */
+        return is_quiet(one.in.release.fh) && told_all(se, caller, &one.head, NULL, 0);
     if (one.head.opcode == OP_READ) {
+        if (buf->size < sizeof(one.head) + sizeof(one.in.read))
+            return 0;
         at = find_file(one.in.read.fh);
         if (at == sizeof(files) / sizeof(*files))
             return 0;
@@ -272,8 +291,7 @@ static int served(struct fuse_session *se, void *caller, const struct fuse_buf *
         return told_all(se, caller, &one.head, bytes + one.in.read.offset,
                         length < one.in.read.size ? length : one.in.read.size);
     }
-    if ((one.in.release.flags & O_ACCMODE) != O_RDONLY ||
-        released_count == sizeof(released) / sizeof(*released) || !told_all(se, caller, &one.head, NULL, 0))
+    if (released_count == sizeof(released) / sizeof(*released) || !told_all(se, caller, &one.head, NULL, 0))
         return 0;
     released[released_count++] = one.in.release.fh;
     return 1;
@@ -291,7 +309,7 @@ static int answer(struct fuse_session *se, void *caller, const struct fuse_buf *
     if (!answers || buf->flags & FUSE_BUF_IS_FD || buf->size < sizeof(head))
         return 0;
     memcpy(&head, buf->mem, sizeof(head));
-    if (head.opcode == OP_READ || head.opcode == OP_RELEASE)
+    if (head.opcode == OP_READ || head.opcode == OP_RELEASE || head.opcode == OP_FLUSH)
         return served(se, caller, buf);
     if (head.opcode == OP_GETXATTR) {
         /* behind the head: size, padding, the name with its zero */
@@ -520,6 +538,19 @@ static PyObject *bare_file(PyObject *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
+static PyObject *quiet_handle(PyObject *self, PyObject *number)
+{
+    unsigned long long fh = PyLong_AsUnsignedLongLong(number);
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (!is_quiet(fh)) {
+        quiet[next_quiet] = fh + 1;
+        next_quiet = (next_quiet + 1) % (sizeof(quiet) / sizeof(*quiet));
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *changed_directory(PyObject *self, PyObject *args)
 {
     unsigned long long ino, size;
@@ -589,6 +620,8 @@ static PyMethodDef methods[] = {
      "Forget what is known: something may change that no request is about. How many questions were answered here "
      "since the last call."},
     {"bare_file", bare_file, METH_O, "The kernel was told the attributes of this file, which has no capabilities."},
+    {"quiet_handle", quiet_handle, METH_O,
+     "The flush of this handle has nothing to do or to tell, until something happens that is no request."},
     {"changed_directory", changed_directory, METH_VARARGS,
      "A handler changed this directory: its inode, mtime and ctime (ns), nlink and size are these now, all else is as "
      "it was told last."},

@@ -114,7 +114,7 @@ class FsdOperations(pyfuse3.Operations):
         self._directories: dict[int, int] = {}
         self.answered = 0.0
         self.told_of_privileges = False
-        self._known_ahead = False
+        self._known_ahead = self._closes_alone = False
         self.own: set[int] = set()  # processes of the daemon's own, which must not wait for it
 
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
@@ -163,6 +163,7 @@ class FsdOperations(pyfuse3.Operations):
         """Have what the kernel is about to ask answered without a handler (`requests`). The loop then calls
         what is returned before it does anything but go on with requests."""
         self._known_ahead = self._xattr and requests.answer_here()
+        self._closes_alone = self._known_ahead and self._volume.closes_alone
         self._machine.news = self._forget_ahead if self._known_ahead else None
         return self._machine.news
 
@@ -185,6 +186,11 @@ class FsdOperations(pyfuse3.Operations):
         """The kernel is told the attributes of a file that is open, or will be."""
         if self._known_ahead and not inode.xattrs and inode.is_file:
             requests.bare_file(nodeid)
+
+    def _told_handle(self, fh: int) -> None:
+        """A handle that may write: what the close of it says."""
+        if self._closes_alone and not self._volume.untold(fh):
+            requests.quiet_handle(fh)
 
     def _changed_in(self, parent: int) -> None:
         """A name in a directory changed: its attributes are what the kernel asks for next."""
@@ -339,6 +345,7 @@ class FsdOperations(pyfuse3.Operations):
             self._changed_in(parent)
         self._told_file(inode.ino, inode)
         self._opened(fh, flags, inode.ino, ctx)
+        self._told_handle(fh)
         return FileInfo(fh=fh), self._entry(inode)
 
     async def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
@@ -364,6 +371,7 @@ class FsdOperations(pyfuse3.Operations):
         kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             self._told_file(nodeid, self._volume.node(ino))
+            self._told_handle(fh)
         elif self._known_ahead and not flags & (os.O_DIRECT | os.O_TRUNC) and not self.direct.writers:
             data = self._volume.at_hand(fh, READ_HERE_MAX, kept=kept)
             if data is not None:
@@ -409,6 +417,7 @@ class FsdOperations(pyfuse3.Operations):
             if self.direct.writers and not park.again:  # it was done, and is being committed
                 self._written_too(fh, park)
             raise
+        self._told_handle(fh)
         if self.direct.writers:
             self._written(fh, done)
         return done

@@ -8,8 +8,8 @@ headers are new enough; without it the kernel is not offered that, and asks and 
 
 It also answers what the kernel asks although it was just told: the attributes of a directory after a change
 in it, and `security.capability` of a file before the first write after it was told the file's. Two of the
-seven requests of a small file cost a read and a write then, and no Python. So do two of the three of a
-small file that is read whose bytes are at hand: the read, and the release.
+seven requests of a small file cost a read and a write then, and no Python. So do its flush, where there is no
+error to be told, and its release, and the read of a small file whose bytes are at hand.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def may_wait() -> Callable[[int], None] | None:
 def answer_here() -> bool:
     """From now on have such questions answered without a handler. `forget_answers` is to be called before
     anything that may change something and is no request. False where the extension is not there, or older."""
-    if not hasattr(_extension, "take_released"):
+    if not hasattr(_extension, "quiet_handle"):
         return False
     assert _extension is not None
     _extension.answer_here()
@@ -172,8 +172,11 @@ def file_bytes(fh: int, data: bytes) -> None:
         _extension.file_bytes(fh, data)
 
 
-# The handles, only read by, whose release was answered ahead; None: there are none. To be asked before each
-# handler and before anything else that is no request: then it is as if they had been released in their order.
+# A flush of this handle has nothing to do or to tell. (A function of Python's around it would cost more.)
+quiet_handle: Final[Callable[[int], None]] = getattr(_extension, "quiet_handle", lambda fh: None)
+
+# The handles whose release was answered ahead; None: there are none. To be asked before each handler and
+# before anything else that is no request: then it is as if they had been released in their order.
 take_released: Final[Callable[[], tuple[int, ...] | None]] = getattr(
     _extension, "take_released", lambda: None
 )

@@ -515,6 +515,15 @@ class FileCalls(NameCalls):
         if self.core.options.durability == "close" and (unclean or (handle.writable and node.busy)):
             self.wait_out(self.sync_want(handle))
 
+    @property
+    def closes_alone(self) -> bool:
+        """Whether close(2) waits for nobody."""
+        return self.core.options.durability != "close"
+
+    def untold(self, fh: int) -> bool:
+        """Whether there is an error that the open `fh` is to be told. Results make one, calls do not."""
+        return self.handles[fh].error is not None
+
     def needs_flush(self, fh: int) -> bool:
         """Whether a close of `fh` has anything to do or to tell. Who only reads is told by fsync alone of a
         flush that failed, as on NFS."""

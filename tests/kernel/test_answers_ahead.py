@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -23,7 +24,7 @@ NEITHER = ("refused", "chmod")  # of a chmod the kernel is told the outcome
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    assert hasattr(requests._extension, "changed_directory"), "an older extension, or none: scripts/setup"
+    assert hasattr(requests._extension, "quiet_handle"), "an older extension, or none: scripts/setup"
     directory = tmp_path_factory.mktemp("rawfuse")
     done = subprocess.run(
         [sys.executable, "-c", PLAY, directory],
@@ -84,8 +85,20 @@ def test_a_handle_is_released_before_anything_that_comes_after_it(played: dict[s
         "after a posted call": 1,
         "open without a name": 1,
         "closed without a name": 0,
+        "a writer at once": 0,
+        "a writer after a posted call": 1,
         "many": True,
     }
+
+
+def test_a_flush_asks_no_handler_where_there_is_nothing_to_tell(played: dict[str, Any]) -> None:
+    flushes = played["flushes"]
+    ahead = {what for what, one in flushes.items() if one["ahead"]}
+    assert ahead == {"made", "written", "opened", "of two", "written since that was told"}
+    told = {what for what, one in flushes.items() if one["first"] != [0, ""]}
+    assert told == {"refused", "written since it was refused"}
+    assert all(flushes[what]["first"] == [-errno.ENOSPC, ""] for what in told), "once"
+    assert all(one["second"] == [0, ""] for one in flushes.values()), "and once only"
 
 
 def test_capabilities_are_asked_for_where_there_may_be_some(answers: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from fsd.kernel.machine import Machine
 from fsd.kernel.operations import FsdOperations
 from fsd.kernel.requests import keep_forgotten, may_wait
 from fsd.kernel.session import MAX_TASKS, MIN_TASKS, MiniLoop
+from fsd.model.errors import NoSpace
 from fsd.vfs.open import open_volume
 from fsd.vfs.types import Park, VolumeOptions
 from fsd.vfs.volume import Volume
@@ -37,7 +38,7 @@ from support.inproc import InProcess, NoCache
 HEAD = struct.Struct("<IIQQIIIHH")
 GETATTR, SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 3, 4, 6, 8, 9, 10, 11, 12, 13
 SETXATTR, GETXATTR, REMOVEXATTR, INIT, CREATE, RENAME2 = 21, 22, 24, 26, 35, 45
-OPEN, READ, WRITE, RELEASE, FSYNC = 14, 15, 16, 18, 20
+OPEN, READ, WRITE, RELEASE, FSYNC, FLUSH = 14, 15, 16, 18, 20, 25
 KEEP_CACHE = 1 << 1
 CAPABILITY = b"security.capability"
 ROW = 300
@@ -91,6 +92,9 @@ class Kernel:
         body = struct.pack("<QQIIQII", fh, offset, len(data), 0, 0, os.O_RDWR, 0) + data
         assert not self.ask(WRITE, 0, body)[0]
 
+    def flush(self, fh: int) -> tuple[int, bytes]:
+        return self.ask(FLUSH, 0, struct.pack("<QIIQ", fh, 0, 0, 0))
+
     def release(self, fh: int, flags: int = os.O_RDONLY) -> None:
         assert self.ask(RELEASE, 0, struct.pack("<QIIQ", fh, flags, 0, 0)) == (0, b"")
 
@@ -111,7 +115,7 @@ class Player:
         self.operations = FsdOperations(self.machine)
         self.kernel = Kernel()
         self.handled = 0
-        for name in ("getattr", "getxattr", "read"):
+        for name in ("flush", "getattr", "getxattr", "read"):
             setattr(self.volume, name, self.counted(getattr(self.volume, name)))
 
     def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,6 +289,36 @@ def reads(player: Player) -> dict[str, dict[str, object]]:
     return found
 
 
+def flushes(player: Player) -> dict[str, dict[str, object]]:
+    """The flush of a handle that writes, after what may give it something to tell."""
+    kernel, volume = player.kernel, player.volume
+
+    def refused() -> None:
+        """A result of the server's."""
+        volume.tell(volume.handles[fh].node.ino, NoSpace("no room"))
+
+    node, fh = kernel.make(b"flushed", b"abc")
+    found = {"made": player.both(kernel.flush, fh)}
+    kernel.write(fh, 0, b"def")
+    found["written"] = player.both(kernel.flush, fh)
+    other, _ = kernel.open(node, os.O_WRONLY)
+    found["opened"] = player.both(kernel.flush, other)
+    kernel.write(fh, 0, b"ghi")
+    kernel.getattr(node)
+    kernel.write(other, 0, b"jkl")
+    found["of two"] = player.both(kernel.flush, fh)
+    player.posted(refused)
+    found["refused"] = player.both(kernel.flush, fh)
+    player.posted(refused)
+    kernel.write(fh, 0, b"mno")
+    found["written since it was refused"] = player.both(kernel.flush, fh)
+    kernel.write(fh, 0, b"pqr")
+    found["written since that was told"] = player.both(kernel.flush, fh)
+    reader, _ = kernel.open(node)
+    found["read"] = player.both(kernel.flush, reader)
+    return found
+
+
 def releases(player: Player) -> dict[str, object]:
     """What is known of handles right after their release, and after the next handler."""
     kernel, volume = player.kernel, player.volume
@@ -308,6 +342,12 @@ def releases(player: Player) -> dict[str, object]:
     kernel.release(gone)
     kernel.getattr(1)
     found["closed without a name"] = len(volume.core.orphans)
+    _, writer = kernel.make(b"written", b"x")
+    before = len(volume.handles)
+    kernel.release(writer, os.O_RDWR)
+    found["a writer at once"] = before - len(volume.handles)
+    player.posted()
+    found["a writer after a posted call"] = before - len(volume.handles)
     many = [kernel.open(kernel.make(b"many", b"x")[0])[0] for _ in range(1)]
     many += [kernel.open(volume.node(1).entries[b"many"] or 0)[0] for _ in range(ROW)]
     before = len(volume.handles)
@@ -338,7 +378,7 @@ def main() -> None:
     player = Player(Path(sys.argv[1]))
     player.start()
     found = {**changes(player), **capabilities(player)}
-    more = {"reads": reads(player), "releases": releases(player)}
+    more = {"reads": reads(player), "releases": releases(player), "flushes": flushes(player)}
     print(json.dumps({"answers": found, **more, "asked": ROW, "turns": in_a_row(player)}), flush=True)
     os._exit(0)  # the loop's thread waits for requests
 

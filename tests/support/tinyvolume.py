@@ -66,6 +66,7 @@ class TinyVolume:
     core = TinyCore()
     session = 1
     feed_seq = 0
+    closes_alone = False
     refused = 0  # operations the server would not take
     stuck = 0  # operations that never get there
 
