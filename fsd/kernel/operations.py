@@ -366,7 +366,8 @@ class FsdOperations(pyfuse3.Operations):
         ino = self._ino(nodeid)
         kills = None if change is None else change.kills
         mode = self._volume.node(ino).mode
-        fh = self._volume.open(ino, flags, ctx.uid, functools.partial(_groups, ctx), ctx, kills)
+        groups = functools.partial(_groups, ctx)
+        fh = self._volume.open(ino, flags, ctx.uid, groups, ctx, kills, ctx.pid)
         self._opened(fh, flags, ino, ctx)
         kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
         if flags & os.O_ACCMODE != os.O_RDONLY:

@@ -92,6 +92,7 @@ class Calls:
         self.handles: dict[int, Handle] = {}
         self.asked: dict[int, Asked] = {}  # by the identity of the asker, which the entry keeps alive
         self.elsewhere: dict[int, None] = {}  # inodes that were no longer where an open asked for them
+        self.sent_back: dict[int, tuple[int, tuple[int, bytes]]] = {}  # by threads: what their open found so
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
@@ -157,22 +158,35 @@ class Calls:
         mount had given it this one."""
         return node.gone and name not in parent.names_pending
 
-    def as_of_now(self, node: Inode, asker: object) -> None:
+    def as_of_now(self, node: Inode, asker: object, thread: int = 0) -> None:
         """With consistency `open`: the server is asked once for each open, after it was called. Parks; with
         the answer there the same call comes again with the same `asker`. ESTALE when the file's name means
-        another one now: the kernel then looks the path up again."""
+        another one now: the kernel then looks the path up again, once. What `thread` opens after that was
+        there after it had called."""
         mine = self.asked.get(id(asker))
         if mine is None:
             self._ask_once(asker, self.loader.again(node), node.born, node.busy)
         elif node.is_dir and self._may_have_others(node, mine):
             node.complete = False  # other names may be in it than those that are known
             node.names_stale.update(node.entries)
-        elif not node.is_dir and node.where is not None and not node.gone:
-            above = self.core.nodes.by_ino.get(node.where[0])
-            if above is not None and above.entries.get(node.where[1]) != node.ino:
-                self.answered(asker)
-                _bounded(self.elsewhere, node.ino, None)
-                raise PosixError(errno.ESTALE, "the name means another file now")
+        elif not node.is_dir and node.where is not None:
+            self._is_where_it_was(node, node.where, asker, thread)
+
+    def _is_where_it_was(self, node: Inode, where: tuple[int, bytes], asker: object, thread: int) -> None:
+        """ESTALE when `where` means another file than `node`, also of one that an answer said is gone: the
+        kernel may not have heard of that. An open by no name (/proc/self/fd) comes again with the same file,
+        which is opened then. A caller who is not seen is not known again: it opens what is gone at once."""
+        above = self.core.nodes.by_ino.get(where[0])
+        if above is None or above.entries.get(where[1]) == node.ino or (node.gone and not thread):
+            return
+        ino, name = self.sent_back.get(thread, (0, None))
+        if node.ino == ino or where == name:
+            return
+        self.answered(asker)
+        _bounded(self.elsewhere, node.ino, None)
+        if thread:
+            _bounded(self.sent_back, thread, (node.ino, where))
+        raise PosixError(errno.ESTALE, "the name means another file now")
 
     def _may_have_others(self, node: Inode, mine: Asked) -> bool:
         """Whether a directory may have other names on the server than those known here, after the question

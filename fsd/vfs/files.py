@@ -82,17 +82,18 @@ class FileCalls(NameCalls):
         groups: Callable[[], Collection[int]] = frozenset,
         asker: object = None,
         kills: bool | None = None,
+        thread: int = 0,
     ) -> int:
         """A file handle; O_TRUNC truncates, O_APPEND and the access mode are remembered.
 
         `uid` and `groups` are the caller's: whoever changes a file takes its set-id bits away. The kernel
         leaves that to us for O_TRUNC, and for set-group-ID without the right to execute. Where it says
         whether this caller does (`kills`) it leaves all of it to us, and says it of each write too. `asker`
-        stands for the request (see `as_of_now`).
+        stands for the request, `thread` is the caller, 0 where that is not seen (see `as_of_now`).
         """
         node = self.core.nodes.get(ino)
         if self.asks(asker) and not node.busy:
-            self.as_of_now(node, asker)
+            self.as_of_now(node, asker, thread)
         self.current(node)
         if node.is_dir:
             raise PosixError(errno.EISDIR, "it is a directory")
@@ -108,6 +109,7 @@ class FileCalls(NameCalls):
         fh = self.opened(node, flags)
         if asker is not None:
             self.answered(asker)
+            self.sent_back.pop(thread, None)
         if kills is None and self.handles[fh].writable:
             self.handles[fh].takes = set_id_bits(node, uid, groups) & stat.S_ISGID
         return fh

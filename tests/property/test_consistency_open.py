@@ -42,10 +42,10 @@ class Pair:
         found = self.reader.call(lambda v: v.lookup(self.root, name, asker))
         return None if found is None else found.ino
 
-    def read(self, ino: int) -> bytes:
+    def read(self, ino: int, thread: int = 0) -> bytes:
         """Open, read all, close."""
         asker = object()
-        fh = self.reader.call(lambda v: v.open(ino, os.O_RDONLY, asker=asker))
+        fh = self.reader.call(lambda v: v.open(ino, os.O_RDONLY, asker=asker, thread=thread))
         data = self.reader.call(lambda v: v.read(fh, 0, 1 << 30))
         self.reader.call(lambda v: v.release(fh))
         return data
@@ -87,6 +87,13 @@ class Pair:
         return self.reader.remote.calls.count("ask")
 
 
+def replace_file(pair: Pair, data: bytes) -> None:
+    """`f` means another file from now on, on the server."""
+    pair.write(b".tmp", data)
+    pair.writer.call(lambda v: v.rename(pair.root, b".tmp", pair.root, b"f", 0))
+    pair.writer.until(pair.writer.volume.barrier())
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path)
@@ -121,9 +128,7 @@ def test_a_name_that_means_another_file_is_looked_up_again(pair: Pair) -> None:
     pair.write(b"f", b"old")
     old = pair.look(b"f")
     assert pair.cat(b"f") == b"old"
-    pair.write(b".tmp", b"new")
-    pair.writer.call(lambda v: v.rename(pair.root, b".tmp", pair.root, b"f", 0))
-    pair.writer.until(pair.writer.volume.barrier())
+    replace_file(pair, b"new")
     assert pair.cat(b"f") == b"new"
     assert pair.look(b"f") != old
     pair.writer.call(lambda v: v.unlink(pair.root, b"f"))
@@ -176,6 +181,51 @@ def test_each_of_several_names_is_asked_about(pair: Pair) -> None:
     assert pair.cat(b"b") == b"old"
     assert pair.cat(b"a") == b"new"
     assert pair.cat(b"b") == b"old"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_name_is_looked_up_again_also_where_its_file_is_known_to_be_gone(pair: Pair, opened: bool) -> None:
+    """A question about its attributes was answered so; the kernel has not heard of it yet, and opens what it
+    knew by the name."""
+    pair.write(b"f", b"old")
+    old = pair.look(b"f")
+    assert old is not None
+    assert pair.cat(b"f") == b"old"
+    if opened:
+        pair.reader.call(lambda v: v.open(old, os.O_RDONLY))
+    replace_file(pair, b"new")
+    pair.reader.until(pair.reader.volume.loader.attrs([pair.reader.volume.node(old)]))
+    assert pair.reader.volume.node(old).gone
+    with pytest.raises(FsdError) as told:
+        pair.read(old, thread=7)
+    assert told.value.errno == errno.ESTALE
+    new = pair.look(b"f")
+    assert new not in (None, old)
+    assert pair.read(new or 0, thread=7) == b"new"
+
+
+def test_an_open_is_sent_back_once(pair: Pair) -> None:
+    """To the kernel ESTALE the second time is the call's error: where the name changes all the time, and for
+    a file that is opened by no name (/proc/self/fd)."""
+    pair.write(b"f", b"old")
+    old = pair.look(b"f")
+    assert old is not None
+    pair.reader.call(lambda v: v.open(old, os.O_RDONLY))
+    assert pair.read(old) == b"old"
+    replace_file(pair, b"new")
+    for thread in (7, 8, 7):
+        with pytest.raises(FsdError) as told:
+            pair.read(old, thread=thread)
+        assert told.value.errno == errno.ESTALE
+        assert pair.read(old, thread=thread) == b"old"
+    with pytest.raises(FsdError):
+        pair.read(old, thread=7)
+    new = pair.look(b"f")
+    assert new not in (None, old)
+    replace_file(pair, b"newer")
+    assert pair.read(new or 0, thread=7) == b"new"
+    with pytest.raises(FsdError):
+        pair.read(new or 0, thread=7)
 
 
 def test_a_listing_begins_with_what_is_there_at_opendir(pair: Pair) -> None:
