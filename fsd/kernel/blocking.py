@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 import trio
 
 from fsd.host import threads
+from fsd.model.errors import FsdError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -23,3 +26,11 @@ async def blocking(call: Callable[[], T], *, abandon: bool = True) -> T:
         if error is None:
             raise
         raise error from exc
+
+
+async def in_passing(call: Callable[[], object], failed: str) -> None:
+    """`call()` on a thread, for what the mount does without: where it fails, `failed` is logged."""
+    try:
+        await blocking(call)
+    except FsdError as exc:
+        log.warning("%s: %s", failed, exc)

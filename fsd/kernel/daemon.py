@@ -24,7 +24,7 @@ from fsd.cache.blobs import BlobCache
 from fsd.host.threads import failure
 from fsd.kernel import beneath, runtime, utab
 from fsd.kernel.automatic import Automatic
-from fsd.kernel.blocking import blocking
+from fsd.kernel.blocking import blocking, in_passing
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.control import ControlServer, listen
 from fsd.kernel.feed import Feed
@@ -156,7 +156,7 @@ class Daemon:
         if volume is None:
             return
         if self.options.state:
-            nursery.start_soon(self.shown.keep, await self.shown.take(volume.session))
+            nursery.start_soon(self.shown.keep, await self.shown.take(volume.session, self.stopper.asked))
         if self.options.auto_checkpoint:
             await self.automatic.check()
         for note in volume.recovered.notes() if isinstance(volume.recovered, Report) else ():
@@ -193,7 +193,8 @@ class Daemon:
         if not await restore_head(self, volume.session):
             return
         set_read_ahead(self.place, READ_AHEAD_KIB)
-        await blocking(partial(utab.enter, self.options.source, self.place))
+        entered = partial(utab.enter, self.options.source, self.place)
+        await in_passing(entered, "umount(8) will not wait")
         self.update(state=runtime.MOUNTED)
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")
@@ -559,15 +560,12 @@ class Daemon:
         fence = self.machine.volume.core.fence if ending.code == 0 else 0
 
         def tell() -> None:
-            try:
-                if fence:
-                    self.remote.release_lease(fence)
-                self.remote.end_session(session, how, (left[0], left[1], left[2]))
-            except FsdError as exc:
-                log.info("the server was not told of the end: %s", exc)
+            if fence:
+                self.remote.release_lease(fence)
+            self.remote.end_session(session, how, (left[0], left[1], left[2]))
 
         with trio.move_on_after(1.0):
-            await blocking(tell)
+            await in_passing(tell, "the server was not told of the end")
 
     def _leave(self, ending: Ending) -> None:
         """Tell the server and the record how it ended. Main thread, trio has ended; every step is bounded."""

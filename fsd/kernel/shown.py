@@ -45,15 +45,36 @@ class ShownState:
         self._seq: int | None = None
         self._lost = ""
 
-    async def take(self, session: int) -> int:
+    async def take(self, session: int, stopped: trio.Event) -> int:
         """Have the server keep the state for this session, asked again while it is away: for `ready_timeout`,
-        and for ever on a restart. Raises what it says when it does not have it."""
+        and for ever on a restart; until a stop is asked for (`stopped`) in any case. Raises what it says when
+        it does not have it."""
+        failed: list[FsdError] = []
+
+        async def take(scope: trio.CancelScope) -> None:
+            try:
+                self._seq = await self._patiently(session)
+            except FsdError as exc:  # raised below, on its own and not in a group
+                failed.append(exc)
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take, nursery.cancel_scope)
+            await stopped.wait()
+            nursery.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+        if self._seq is not None:
+            write_durable(self._options.host, self._directory / FILE, b"%d" % self._seq, "shown")
+        return session
+
+    async def _patiently(self, session: int) -> int:
         within = math.inf if self._start.restarts else self._options.ready_timeout
         end = trio.current_time() + within
         said = ""
-        while self._seq is None:
+        while True:
             try:
-                self._seq = await self._ask(session)
+                return await self._ask(session)
             except Unavailable as exc:
                 if trio.current_time() + AGAIN > end:
                     raise
@@ -62,8 +83,6 @@ class ShownState:
                     self._start.channel.say(f"waiting: {said}")
                     log.warning("waiting: %s", said)
                 await trio.sleep(AGAIN)
-        write_durable(self._options.host, self._directory / FILE, b"%d" % self._seq, "shown")
-        return session
 
     async def _ask(self, session: int) -> int:
         return await blocking(partial(self._remote.keep_state, session))

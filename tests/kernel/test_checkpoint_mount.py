@@ -427,6 +427,28 @@ def test_a_server_that_ends_while_the_state_is_asked_for_is_waited_for(
             shown.close()
 
 
+def test_a_mount_that_waits_for_its_state_is_stopped(box: Sandbox, trusted: Server, tmp_path: Path) -> None:
+    """It waits for an hour, or for ever where its daemon was started again."""
+    made = cut(box, "then")
+    with FaultProxy(trusted.url) as proxy:
+        proxy.always(HTML_502, lambda request: "/state?" in request.path)
+        shown = Sandbox(tmp_path / "shown", box.fs, endpoint=proxy.url)
+        mount = [*command(), "mount", str(shown.mountpoint), "--state-dir", str(shown.state), "--foreground"]
+        how = ("--checkpoint", made["checkpoint_id"], "--ready-timeout", "1h")
+        process = subprocess.Popen([*mount, *how], env=shown.env, stderr=subprocess.PIPE)
+        try:
+            assert process.stderr is not None, "it is a pipe"
+            assert any(b"waiting: " in line for line in process.stderr)
+            process.terminate()
+            _, said = process.communicate(timeout=60)
+            assert process.returncode != 0
+            assert b"stopped before it was mounted" in said
+        finally:
+            process.kill()
+            process.wait()
+            shown.close()
+
+
 def test_what_was_written_into_an_open_file_is_in_it(box: Sandbox) -> None:
     data = os.urandom(1 << 20)
     with open(box.mountpoint / "open", "wb", buffering=0) as file:

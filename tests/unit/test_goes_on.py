@@ -16,11 +16,11 @@ import trio.testing
 from fsd.host.seam import Host
 from fsd.kernel import stop
 from fsd.kernel.automatic import Automatic
-from fsd.kernel.blocking import blocking
+from fsd.kernel.blocking import blocking, in_passing
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.daemon import Daemon
 from fsd.kernel.mountpoint import MountEntry
-from fsd.kernel.stop import Stopper
+from fsd.kernel.stop import Ending, Stopper
 from fsd.model.errors import Unavailable
 from fsd.wire.messages import BarrierAsk
 
@@ -128,10 +128,18 @@ def test_where_no_thread_is_to_be_had() -> None:
         volume = SimpleNamespace(session=3, core=SimpleNamespace(fence=1))
         await Daemon._renew_lease(cast(Any, daemon), cast(Any, volume))
 
+    async def ended() -> None:
+        remote = SimpleNamespace(health=lambda: SimpleNamespace(reachable=True))
+        machine = SimpleNamespace(volume=SimpleNamespace(session=3, core=SimpleNamespace(fence=0)))
+        daemon = SimpleNamespace(remote=remote, machine=machine)
+        await Daemon._tell_server(cast(Any, daemon), Ending(0, None, ""))
+
     with pytest.raises(Unavailable, match="no thread or process to give"):
         trio.run(partial(blocking, list))
     assert trio.run(reported) is False  # and again when it is time
     trio.run(renewed)
+    trio.run(ended)  # it broke: what had ended well was told as a loss, exit 6
+    trio.run(partial(in_passing, list, "what the mount does without"))
 
 
 @pytest.mark.usefixtures("no_thread")
