@@ -117,6 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """At the end of the run: what is still mounted below its directory or still running is ended and told."""
     yield
+    preloaded.end()
     base = tmp_path_factory.getbasetemp()
     for mount in leftovers.clear_mounts(base):
         _left.append(f"mount {mount}")
@@ -130,9 +131,12 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     leftovers.clear_records(base)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.failed and report.nodeid not in _failed:
         _failed.append(report.nodeid)
+
+
+pytest_collectreport = pytest_runtest_logreport  # a module that cannot be loaded
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fsd.cli import main, start, table  # noqa: F401 (loaded, for those that are forked)
+from support.leftovers import MARK
 
 HANDLERS = ("checkpoint", "control", "copy", "cut", "files", "fork", "journal", "mount")
 NOT = ("mount", "checkpoint mount")  # what a daemon has loaded it keeps
@@ -102,9 +103,13 @@ def _forked(
             written = _read((one.fileno(), two.fileno()), deadline)
             here.settimeout(max(0.01, deadline - time.monotonic()))
             (code,) = _status.unpack(here.recv(_status.size))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(["fsd", *argv], timeout) from None
+        except BaseException as exc:
+            # Also where the test is stopped meanwhile: nobody else would end it.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            if isinstance(exc, TimeoutError):
+                raise subprocess.TimeoutExpired(["fsd", *argv], timeout) from None
+            raise
     return code, *written
 
 
@@ -136,7 +141,9 @@ def _server() -> socket.socket:
             tests = os.fspath(Path(__file__).parent.parent)
             process = subprocess.Popen(
                 [sys.executable, "-c", program, tests, str(theirs.fileno())],
-                env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+                # The mark is to be seen of each command, too, whatever environment that is given.
+                env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", MARK: os.environ.get(MARK, "")},
+                cwd="/",  # a test may be in a mount
                 pass_fds=[theirs.fileno()],
                 # Pipes, as each command has them: what Python found out about its streams holds for them.
                 stdin=subprocess.PIPE,
@@ -146,6 +153,15 @@ def _server() -> socket.socket:
             theirs.close()
             _started[:] = [(os.getpid(), ours, process)]
         return _started[0][1]
+
+
+def end() -> None:
+    """End this process's own, if it has one. Its commands are not ended: one that is left is to be told."""
+    with _lock:
+        if _started and _started[0][0] == os.getpid():
+            _, ours, process = _started.pop()
+            with ours, process:
+                process.kill()
 
 
 def serve(number: int) -> None:
@@ -196,6 +212,9 @@ def _become(order: bytes, fds: list[int]) -> NoReturn:
         os.environ.update(env)
         sys.argv = ["fsd", *argv]
         code = start.main()
+        for thread in threading.enumerate():  # as the interpreter does at its end
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else 1
     finally:

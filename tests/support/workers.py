@@ -4,9 +4,9 @@
 
 Each worker goes through the modules in the same order and takes the next that nobody took (`--shared`): its
 servers are its own, and who is slow takes fewer. What the first worker prints is shown as it comes, what the
-others print when all have ended. After LIMIT seconds, or at SIGINT or SIGTERM, all get SIGINT (pytest then
-still tells what it did and clears up) and, a minute later, SIGKILL. The exit status is 124 after LIMIT, else
-the first that is not 0.
+others print when all have ended. After LIMIT seconds, or at SIGINT, SIGTERM or SIGHUP, all get SIGINT (pytest
+then still tells what it did and clears up) and, a minute later or at the next signal, SIGKILL. The exit
+status is 124 after LIMIT, else what `status` makes of theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -32,7 +32,7 @@ WORKERS = 3
 # at about the same time.
 ORDER = ("system", "fault", "kernel", "property", "contract", "unit")
 GRACE = 60
-NONE_CHOSEN = 5  # pytest's
+FAILED, NONE_CHOSEN = 1, 5  # pytest's: tests failed, and nothing else went wrong; no test was chosen
 
 
 def claim(shared: Path, name: str) -> bool:
@@ -64,7 +64,7 @@ class Worker:
         modules, self._modules = self._modules or [], None
         collected = 0
         for module in modules:
-            if not claim(self._shared, module.path.name):  # names of modules are unique
+            if not claim(self._shared, module.nodeid.replace("/", "+")):
                 continue
             session.items = list(session.genitems(module))
             session.config.hook.pytest_collection_modifyitems(
@@ -109,7 +109,8 @@ def stop(number: int, _frame: FrameType | None) -> None:
 
 
 def end(running: list[subprocess.Popen[bytes]]) -> None:
-    """SIGINT, then SIGKILL, to what still runs."""
+    """SIGINT, then SIGKILL, to what still runs. Who was killed has cleared nothing up: with it goes its
+    group, the servers it started."""
     deadline = time.monotonic() + GRACE
     for one in running:
         if one.poll() is None:
@@ -117,20 +118,27 @@ def end(running: list[subprocess.Popen[bytes]]) -> None:
     for one in running:
         try:
             one.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, Stopped):
+            deadline = 0.0
             one.kill()
             one.wait()
+        if one.returncode < 0:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
 
 
 def status(ends: list[int]) -> int:
-    """Of all, from those of the workers. That no test was chosen counts only where none was chosen at all."""
+    """Of all, from those of the workers. Failed tests hide nothing else: what a worker that was killed did
+    not play is in no list of what failed (.ci/run plays that again). That no test was chosen counts only
+    where none was chosen at all."""
     chosen = [one for one in ends if one != NONE_CHOSEN] or ends
-    return next((one for one in chosen if one), 0)
+    return next((one for one in chosen if one not in (0, FAILED)), max(chosen, default=FAILED))
 
 
 def main(limit: float, options: list[str]) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
     began = time.monotonic()
     late = False
     with ExitStack() as stack:
@@ -139,12 +147,15 @@ def main(limit: float, options: list[str]) -> int:
         command = [sys.executable, "-m", "pytest", *options, *own, *directories()]
         shown: list[IO[bytes] | None] = [None]
         shown += [stack.enter_context(tempfile.TemporaryFile()) for _ in range(WORKERS - 1)]
-        # In sessions of their own: a ^C at the terminal reaches them once, through this process.
-        running = [
-            subprocess.Popen(command, stdout=out, stderr=out and subprocess.STDOUT, start_new_session=True)
-            for out in shown
-        ]
+        running: list[subprocess.Popen[bytes]] = []
         try:
+            for out in shown:
+                # In sessions of their own: a ^C at the terminal reaches them once, through this process.
+                running.append(
+                    subprocess.Popen(
+                        command, stdout=out, stderr=out and subprocess.STDOUT, start_new_session=True
+                    )
+                )
             for one in running:
                 one.wait(max(0.0, began + limit - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import preloaded
+from support import leftovers, preloaded
 from support.server import TestFs
+from support.wait import wait_for
 
 
 def both(fs: TestFs, *argv: str | bytes, **more: Any) -> subprocess.CompletedProcess[bytes]:
@@ -75,6 +78,56 @@ def test_one_that_does_not_end_is_ended(shared_fs: TestFs, asked: list[str]) -> 
         preloaded.run(["journal", "follow", "j"], env, timeout=0.1)
     assert preloaded.run(["ls", "/"], env).returncode == 0
     assert asked == ["journal", "journal", "ls"]
+
+
+@pytest.fixture
+def commands(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
+    """The commands that run of those that a process of the test's own forks."""
+    mark = f"{__name__}-{os.getpid()}"
+    monkeypatch.setenv(leftovers.MARK, mark)
+    monkeypatch.setattr(preloaded, "_started", [])
+
+    def running() -> list[int]:
+        servers = [process.pid for _, _, process in preloaded._started]
+        return [pid for pid in leftovers.marked_processes(mark) if pid not in servers]
+
+    yield running
+    preloaded.end()
+
+
+def test_one_whose_test_is_stopped_is_ended(
+    shared_fs: TestFs, commands: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, or when the time of a test is over."""
+
+    def stopped(*_streams: object) -> tuple[bytes, bytes]:
+        assert len(commands()) == 1
+        raise KeyboardInterrupt
+
+    env = {"PATH": os.environ["PATH"], **shared_fs.env}
+    assert preloaded.run(["journal", "create", "j"], env).returncode == 0
+    monkeypatch.setattr(preloaded, "_read", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        preloaded.run(["journal", "follow", "j"], env)
+    wait_for(lambda: not commands(), 30, "it to be gone")
+
+
+def test_one_that_is_left_is_seen(shared_fs: TestFs, commands: Callable[[], list[int]]) -> None:
+    """At the end of the run, when the process that forked it is gone."""
+    env = {"PATH": os.environ["PATH"], **shared_fs.env}
+    assert preloaded.run(["journal", "create", "j"], env).returncode == 0
+
+    def follow() -> None:
+        with pytest.raises(struct.error):  # nobody tells how it ended
+            preloaded.run(["journal", "follow", "j"], env)
+
+    following = threading.Thread(target=follow)
+    following.start()
+    found = wait_for(commands, 30, "it to be forked")
+    preloaded.end()
+    assert commands() == found
+    leftovers.end_processes(found)
+    following.join()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -111,7 +113,7 @@ def start(tree: Path, limit: float, *options: str) -> subprocess.Popen[str]:
         *options,
     ]
     return subprocess.Popen(
-        [*command, *options], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -154,7 +156,11 @@ def test_what_fails_fails_the_run_and_keeps_none_from_being_played(tree: Path) -
 
 @pytest.mark.parametrize(
     ("ends", "all_in_all"),
-    [([0, 0], 0), ([0, 5], 0), ([5, 5], 5), ([5, 0, 1], 1), ([0, 2, 5], 2), ([0, -9], -9)],
+    [
+        *(([0, 0], 0), ([0, 5], 0), ([5, 5], 5), ([5, 0, 1], 1), ([0, 2, 5], 2), ([0, -9], -9)),
+        # What is more than a failed test must not look like one: .ci/run plays those again.
+        *(([1, -9], -9), ([1, 3, 2], 3), ([1, 0, 1], 1)),
+    ],
 )
 def test_the_exit_status(ends: list[int], all_in_all: int) -> None:
     assert workers.status(ends) == all_in_all
@@ -169,6 +175,67 @@ def test_a_signal_ends_all_and_they_clear_up(tree: Path) -> None:
     out = run.communicate(timeout=200)[0]
     assert run.returncode == 2 and out.count("! KeyboardInterrupt !") == WORKERS, out
     assert sum(word == "end" for _, word in told(tree)) == WORKERS
+
+
+def test_two_modules_of_one_name_are_both_played_or_told(tree: Path) -> None:
+    put(tree, "system/test_a.py", MODULE)
+    put(tree, "unit/test_a.py", MODULE)
+    run = start(tree, 200)
+    out = run.communicate(timeout=200)[0]
+    played = [line for line in told(tree) if "::" in line[1]]
+    assert (run.returncode, len(played)) == (0, 4) or "import file mismatch" in out, out
+
+
+def test_a_module_that_cannot_be_loaded_is_told_among_what_failed(tmp_path: Path) -> None:
+    """.ci/run would take it for played when it plays other failures again."""
+    (tmp_path / "test_broken.py").write_text("import nowhere_to_be_found\n")
+    listed, shared = tmp_path / "listed", tmp_path / "shared"
+    shared.mkdir()
+    words = ["-p", "conftest", "-p", "no:cacheprovider", f"--failures={listed}", f"--shared={shared}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "test_broken.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.fspath(workers.TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert listed.read_text() == "test_broken.py\n"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_does_not_end_is_killed_with_what_it_started(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """After its time of grace, and at once where a signal comes again."""
+    monkeypatch.setattr(workers, "GRACE", 1000 if again else 0)
+    script = "trap '' INT; sleep 1000 & echo; exec sleep 1000"
+    running = [
+        subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+        for _ in range(2)
+    ]
+    streams = [one.stdout for one in running if one.stdout]
+    assert [stream.readline() for stream in streams] == [b"\n"] * 2
+    was, signals = subprocess.Popen.wait, [workers.Stopped()] if again else []
+
+    def wait(one: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if signals:
+            raise signals.pop()
+        return was(one, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    try:
+        workers.end(running)
+        assert [one.returncode for one in running] == [-signal.SIGKILL] * 2
+        for stream in streams:  # at their ends when nobody has them open
+            assert select.select([stream], [], [], 60)[0], "what it started is still there"
+            stream.close()
+    finally:
+        for one in running:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
 
 
 def test_the_limit_has_a_status_of_its_own(tree: Path) -> None:
