@@ -149,7 +149,7 @@ def test_a_write_is_whole_or_none(served: tuple[Server, str | None], point: str)
     assert audit_stopped(server, url) == []
 
 
-@pytest.mark.parametrize("point", [pytest.param("db.commit", marks=pytest.mark.long), "db.committed"])
+@pytest.mark.parametrize("point", ["db.commit", "db.committed"])
 def test_a_put_and_a_sweep_are_whole_or_none(served: tuple[Server, str | None], point: str) -> None:
     server, url = served
     store = Scene(server).store
