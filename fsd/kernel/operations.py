@@ -213,7 +213,7 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        inode = self._volume.lookup(self._ino(parent), name, ctx)
+        inode = self._volume.lookup(self._ino(parent), name, ctx, ctx.pid)
         self.answered = self._now()
         return self.entries.absent(self._ino(parent), name) if inode is None else self.entries.of(inode)
 

@@ -56,9 +56,9 @@ def _made(op: Create, writer: int) -> Attr:
 class NameCalls(UnnamedCalls, ListingCalls):
     """See the module."""
 
-    def lookup(self, parent: int, name: bytes, asker: object = None) -> Inode | None:
+    def lookup(self, parent: int, name: bytes, asker: object = None, thread: int = 0) -> Inode | None:
         """The inode `name` means, None if there is none. Counts one kernel lookup when found. `asker` stands
-        for the request (see `as_of_now`)."""
+        for the request, `thread` is the caller, 0 where that is not seen (see `as_of_now`)."""
         directory = self.core.nodes.directory(parent)
         if len(name) > 255:
             raise PosixError(errno.ENAMETOOLONG, "the name is too long")
@@ -66,6 +66,8 @@ class NameCalls(UnnamedCalls, ListingCalls):
         if self.asks(asker):
             node = self.named_as_of_now(directory, name, node, asker)
             self.answered(asker)
+            if node is None:  # an open that was sent back ends with that, and the next one is another
+                self.sent_back.pop(thread, None)
         if node is None:
             return None
         self.current(node)

@@ -36,10 +36,10 @@ class Pair:
     def write(self, name: bytes, data: bytes) -> None:
         self.writer.put(self.root, name, data, truncate=True, sync=True)
 
-    def look(self, name: bytes) -> int | None:
+    def look(self, name: bytes, thread: int = 0) -> int | None:
         """As the kernel looks a path up at an open: from its own memory where it knows the name."""
         asker = object()
-        found = self.reader.call(lambda v: v.lookup(self.root, name, asker))
+        found = self.reader.call(lambda v: v.lookup(self.root, name, asker, thread))
         return None if found is None else found.ino
 
     def read(self, ino: int, thread: int = 0) -> bytes:
@@ -226,6 +226,27 @@ def test_an_open_is_sent_back_once(pair: Pair) -> None:
     assert pair.read(new or 0, thread=7) == b"new"
     with pytest.raises(FsdError):
         pair.read(new or 0, thread=7)
+
+
+def test_an_open_that_was_sent_back_ends_where_there_is_no_name(pair: Pair) -> None:
+    """The next one of that thread is another: the file it finds may be older."""
+    pair.write(b"f", b"old")
+    old = pair.look(b"f")
+    assert old is not None
+    replace_file(pair, b"new")
+    with pytest.raises(FsdError):
+        pair.read(old, thread=7)
+    pair.writer.call(lambda v: v.unlink(pair.root, b"f"))
+    pair.writer.until(pair.writer.volume.barrier())
+    pair.reader.feed()
+    assert pair.look(b"f", thread=7) is None  # ENOENT
+    pair.write(b"f", b"again")
+    again = pair.look(b"f", thread=7)
+    assert again is not None
+    replace_file(pair, b"newest")
+    with pytest.raises(FsdError) as told:
+        pair.read(again, thread=7)
+    assert told.value.errno == errno.ESTALE
 
 
 def test_a_listing_begins_with_what_is_there_at_opendir(pair: Pair) -> None:
