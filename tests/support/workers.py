@@ -44,6 +44,11 @@ def claim(shared: Path, name: str) -> bool:
     return True
 
 
+def playing(shared: Path, pid: int) -> Path:
+    """What tells the test a worker is in."""
+    return shared / f"{pid}.playing"
+
+
 class Worker:
     """pytest's plugin for one of several that share the modules: each is first only noted, and collected when
     it was taken. (That each worker collected all took as long as a tenth of the tests.)"""
@@ -51,6 +56,12 @@ class Worker:
     def __init__(self, shared: Path) -> None:
         self._shared = shared
         self._modules: list[pytest.Module] | None = []  # those noted; None: taken ones are collected
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        playing(self._shared, os.getpid()).write_text(nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        playing(self._shared, os.getpid()).unlink(missing_ok=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:
@@ -127,6 +138,16 @@ def end(running: list[subprocess.Popen[bytes]]) -> None:
                 os.killpg(one.pid, signal.SIGKILL)
 
 
+def ended(worker: subprocess.Popen[bytes], shared: Path) -> int:
+    """Its exit status; 1 where it is 0 although a test went on, which is told in any case."""
+    code: int = worker.returncode
+    within = playing(shared, worker.pid)
+    if not within.exists():
+        return code
+    print(f"\ntest: a worker ended with status {code} in the middle of {within.read_text()}", flush=True)
+    return code or 1
+
+
 def status(ends: list[int]) -> int:
     """Of all, from those of the workers. Failed tests hide nothing else: what a worker that was killed did
     not play is in no list of what failed (.ci/run plays that again). That no test was chosen counts only
@@ -167,8 +188,9 @@ def main(limit: float, options: list[str]) -> int:
         for out in filter(None, shown):
             out.seek(0)
             shutil.copyfileobj(out, sys.stdout.buffer)
+        ends = [ended(one, Path(shared)) for one in running]
         print(f"test: {WORKERS} workers, {time.monotonic() - began:.0f} s", flush=True)
-    return 124 if late else status([one.returncode for one in running])
+    return 124 if late else status(ends)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,15 @@ def test_what_fails_fails_the_run_and_keeps_none_from_being_played(tree: Path) -
     assert "nowhere_to_be_found" in out and "assert 0" in out and len(told(tree)) == 4, out
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_worker_that_ends_in_a_test_is_named_and_fails_the_run(tree: Path, code: int) -> None:
+    put(tree, "unit/test_a.py", f"import os\n\ndef test_first():\n    os._exit({code})\n")
+    run = start(tree, 200)
+    out = run.communicate(timeout=200)[0]
+    assert run.returncode == (code or 1), out
+    assert f"a worker ended with status {code} in the middle of tests/unit/test_a.py::test_first" in out
+
+
 @pytest.mark.parametrize(
     ("ends", "all_in_all"),
     [
