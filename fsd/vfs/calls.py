@@ -448,6 +448,11 @@ class Calls:
         if content.base is None:
             if node.gone:
                 raise PosixError(errno.ESTALE, "the file was removed by another mount")
+            if node.stale and node.pending and not content.unclean:
+                # Attributes that are changed here are not replaced, and older ones never agree with the list.
+                want = self.core.commit_want("earlier changes of the file", [], ino=node.ino)
+                self.committer.kick()
+                raise Park(want)
             raise Park(self.loader.block_list(node))
 
     def base_of(self, node: Inode) -> int:

@@ -82,3 +82,18 @@ def test_a_file_of_more_pages_than_come_together(hot: Callable[[int], Hot]) -> N
     fh = made.reader.call(lambda v: v.open(made.ino, os.O_RDONLY))
     assert made.commits == COMMITS
     assert int(made.reader.call(lambda v: v.read(fh, 0, 8))) == COMMITS
+
+
+def test_a_file_with_changes_of_its_own_that_another_committed(hot: Callable[[int], Hot]) -> None:
+    """Its attributes wait to be sent, and are older than its blocks: it was asked about without a pause until
+    they were."""
+    made = hot(8 * MIB)
+    made.reader.volume.setattr(made.ino, mode=0o600)
+    assert made.reader.volume.node(made.ino).busy
+    made.commits = COMMITS  # no more than the next
+    made._commit()
+    before = made.reader.remote.calls.count("ask")
+    fh = made.reader.call(lambda v: v.open(made.ino, os.O_RDONLY))
+    assert int(made.reader.call(lambda v: v.read(fh, 0, 8))) == made.commits
+    assert made.reader.remote.calls.count("ask") - before < 10
+    assert made.reader.volume.node(made.ino).mode & 0o777 == 0o600
