@@ -52,7 +52,7 @@ class Clone(Sandbox):
         self.base, self.fs = first.base, first.fs
         self.mountpoint, self.state = first.mountpoint, first.state
         self.options, self.env = list(first.options), dict(first.env)
-        self.pids = []
+        self.pids, self._began = [], {}
         self.copied = copied
         self.holder = subprocess.Popen(
             [

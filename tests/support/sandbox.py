@@ -54,6 +54,7 @@ class Sandbox:
             self.env["FSD_ENDPOINT"] = endpoint
         self.record = base / "no-record"
         self.pids: list[int] = []  # the supervisor first, so that it brings nothing back
+        self._began: dict[int, int] = {}  # a number may be another process's by now: when ours began
 
     def fsd(self, *argv: str, timeout: float = 60, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command in this sandbox. With `check`, a failure shows what it said and the daemon's log."""
@@ -94,6 +95,7 @@ class Sandbox:
 
     def _note(self, told: dict[str, Any]) -> None:
         self.pids = [int(told[key]) for key in ("supervisor_pid", "pid") if told.get(key)]
+        self._began = {pid: began(pid) for pid in self.pids}
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.json("status", os.fspath(self.mountpoint))
@@ -109,16 +111,21 @@ class Sandbox:
 
     def signal(self, number: int) -> None:
         """To the supervisor and the daemon, as far as they live."""
-        for pid in self.pids:
+        for pid in filter(self._ours, self.pids):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue  # gone already
 
+    def _ours(self, pid: int) -> bool:
+        return self._began.get(pid) in (None, began(pid))
+
     def kill(self) -> None:
         """SIGKILL both, and wait until they are gone."""
         self.signal(signal.SIGKILL)
-        wait_for(lambda: not any(alive(pid) for pid in self.pids), 30, "killed processes to go")
+        wait_for(
+            lambda: not any(self._ours(pid) and alive(pid) for pid in self.pids), 30, "killed processes to go"
+        )
 
     def detach(self) -> None:
         """Take away what a killed daemon left in the kernel."""
@@ -165,8 +172,19 @@ class Sandbox:
         """Whatever state it is in: nothing is left of it."""
         self.signal(signal.SIGKILL)
         self.detach()
-        wait_for(lambda: not any(alive(pid) for pid in self.pids), 30, "killed processes to go")
+        wait_for(
+            lambda: not any(self._ours(pid) and alive(pid) for pid in self.pids), 30, "killed processes to go"
+        )
         clear_records(self.base)
+
+
+def began(pid: int) -> int:
+    """When the process began, in ticks since the boot; 0: there is none. It differs where a number is used anew."""
+    try:
+        raw = Path("/proc", str(pid), "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(raw.rpartition(b")")[2].split()[19])
 
 
 def alive(pid: int) -> bool:
