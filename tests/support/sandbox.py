@@ -179,7 +179,7 @@ class Sandbox:
 
 
 def began(pid: int) -> int:
-    """When the process began, in ticks since the boot; 0: there is none. It differs where a number is used anew."""
+    """When it began, in ticks since the boot: another for each process a number is given to. 0: there is none."""
     try:
         raw = Path("/proc", str(pid), "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
