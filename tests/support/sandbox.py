@@ -179,7 +179,7 @@ class Sandbox:
 
 
 def began(pid: int) -> int:
-    """When it began, in ticks since the boot: another for each process a number is given to. 0: there is none."""
+    """When it began, in ticks since the boot: another for each that has the number. 0: there is none."""
     try:
         raw = Path("/proc", str(pid), "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
