@@ -11,6 +11,7 @@ Which directory it is depends on the environment, and a command may run in anoth
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -28,6 +29,9 @@ MOUNTED: Final = "mounted"
 RESTARTING: Final = "restarting"
 DETACHED: Final = "detached"  # the kernel's side is gone, the rest is being sent
 ENDED: Final = "ended"
+
+# Says nothing about what there is: taken as "absent", a mount would be made twice, or not be found.
+_NOT_LOOKED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ class RuntimeDir:
         return found
 
     def load(self, mount_id: str) -> Record | None:
-        """The record in this very directory; None when there is none that can be read and is ours."""
+        """The record in this very directory; None when there is none that can be read and is ours. Raises
+        `OSError` where this process could not look: no descriptor or memory left."""
         try:
             with open(self.record_path(mount_id), encoding="utf-8") as file:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
@@ -149,9 +154,12 @@ class RuntimeDir:
                 raw = json.load(file)
             known = Record.__dataclass_fields__
             return Record(**{name: value for name, value in raw.items() if name in known})
-        except (OSError, ValueError, TypeError, AttributeError):
-            # Absent, or written by something else: for every reader the same as absent.
-            return None
+        except OSError as exc:
+            if exc.errno in _NOT_LOOKED:
+                raise
+            return None  # absent, or another user's: for every reader the same
+        except (ValueError, TypeError, AttributeError):
+            return None  # written by something else: as good as absent
 
     def _behind(self, found: Record) -> Record | None:
         """What `found` points to, which knows more: a pointer is as the mount began. (The directory of the
@@ -163,7 +171,9 @@ class RuntimeDir:
     def _own_records(self) -> list[Record]:
         try:
             names = sorted(self.path.glob("*.json"))
-        except OSError:
+        except OSError as exc:
+            if exc.errno in _NOT_LOOKED:
+                raise
             return []
         return [record for name in names if (record := self.load(name.stem)) is not None]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -154,3 +156,34 @@ def test_a_lock_is_never_held_on_a_file_that_was_removed(place: Place) -> None:
     finally:
         over.set()
         thread.join(60)
+
+
+def test_without_a_descriptor_a_record_is_neither_absent_nor_removed(place: Place) -> None:
+    """Taken as absent, the place would be mounted twice, or what waits in its state be forgotten."""
+    record = place.record(1)
+    place.ahead = DAY
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    names = place.names()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
+    try:
+        # Every number below the limit is taken now.
+        while True:
+            try:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        for look in (
+            lambda: place.directory.load(record.mount_id),
+            lambda: place.directory.read(record.mount_id),
+            place.directory.records,
+            lambda: prune.prune(place.directory),
+        ):
+            with pytest.raises(OSError, check=lambda exc: exc.errno == errno.EMFILE):
+                look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
+    assert place.names() == names
+    assert place.directory.load(record.mount_id) == record
