@@ -37,7 +37,7 @@ def parse(command: Command, long: bool, words: Words, argv: list[str]) -> Simple
         if takes_rest is not None and len(operands) > takes_rest:
             operands += argv[at - 1 :]  # everything behind the first word of a command to run is its own
             break
-        if not word.startswith("-") or word == "-":
+        if not word.startswith("-") or word == "-" or _is_mode(flags, by_name, given, operands, word):
             operands.append(word)
             continue
         at = _take(by_name, given, argv, at, word, words)
@@ -47,6 +47,21 @@ def parse(command: Command, long: bool, words: Words, argv: list[str]) -> Simple
     found = SimpleNamespace(**{f.dest: _value(f, given, words, long) for f in flags})
     found.help = found.version = False
     return found
+
+
+def _is_mode(
+    flags: tuple[Flag, ...],
+    by_name: dict[str, Flag],
+    given: dict[str, list[str]],
+    operands: list[str],
+    word: str,
+) -> bool:
+    """Whether `word` is the mode expected next that begins like a flag: `-x` and `-w,o+r`, as chmod(1) has it."""
+    return (
+        word not in by_name
+        and set(word) <= set("-+=,ugoarwxXst")
+        and any(f.metavar == "MODE" and f.position == len(operands) and f.dest not in given for f in flags)
+    )
 
 
 def _take(

@@ -37,6 +37,17 @@ def test_operands_and_flags_give_the_same_values() -> None:
     assert short.journal_id == "task-42"
 
 
+@pytest.mark.parametrize("mode", ["-x", "-rwx", "-w,o+r", "-X", "-"])
+def test_a_mode_may_begin_with_a_dash(mode: str) -> None:
+    assert vars(parsed("chmod", mode, "/a", "/b")) == vars(parsed("chmod", "--mode", mode, "/a", "/b"))
+    both = parsed("chmod", "-R", mode, "/a")
+    assert (both.mode, both.path, both.recursive) == (mode, "/a", True)
+    with pytest.raises(UsageError, match="unknown flag -z"):
+        parsed("chmod", "-z", "/a")
+    with pytest.raises(UsageError, match="unknown flag -w"):
+        parsed("chmod", "+x", "/a", "-w")
+
+
 def test_text_is_text_and_names_are_bytes() -> None:
     half = os.fsdecode(b"a\xff")
     for argv in (
