@@ -56,7 +56,7 @@ def _is_mode(
     operands: list[str],
     word: str,
 ) -> bool:
-    """Whether `word` is the mode expected next that begins like a flag: `-x` and `-w,o+r`, as chmod(1) has it."""
+    """Whether `word` is the mode expected next that begins like a flag: `-x` and `-w,o+r`, as of chmod(1)."""
     return (
         word not in by_name
         and set(word) <= set("-+=,ugoarwxXst")
