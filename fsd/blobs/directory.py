@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from fsd.blobs.store import Listed, check_key
+from fsd.blobs.store import Listed, OpenFile, Stretch, check_key
 from fsd.host.files import fsync_dir, make_dirs_durable, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
@@ -67,6 +67,18 @@ class DirectoryStore:
         if len(data) != length:
             raise IntegrityError(f"object {key} ends before byte {offset + length}")
         return data
+
+    def stretch(self, key: str, offset: int, length: int) -> Stretch:
+        try:
+            file = OpenFile(os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC))
+            size = os.fstat(file.fd).st_size
+        except FileNotFoundError as exc:
+            raise NotFound(f"no object {key}") from exc
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        if size < offset + length:
+            raise IntegrityError(f"object {key} ends before byte {offset + length}")
+        return Stretch(file, offset, length)
 
     def head(self, key: str) -> int | None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from fsd.model.errors import UsageError
@@ -21,6 +23,44 @@ class Listed(NamedTuple):
     mtime: int
 
 
+class OpenFile:
+    """A descriptor, closed when nobody refers to it any more: an answer may end anywhere on its way."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes of an object that is a file, which were not read: the kernel can pass them on (sendfile)."""
+
+    file: OpenFile
+    offset: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, some: slice) -> Stretch:
+        start, stop, _ = some.indices(self.length)
+        return Stretch(self.file, self.offset + start, max(0, stop - start))
+
+    def with_next(self, other: Stretch) -> Stretch | None:
+        """Both in one, where `other` follows in the same file."""
+        if other.file is not self.file or other.offset != self.offset + self.length:
+            return None
+        return Stretch(self.file, self.offset, self.length + other.length)
+
+    def read(self) -> bytes:
+        """The bytes, fewer where the file has become shorter."""
+        return os.pread(self.file.fd, self.length, self.offset)
+
+
 class BlobStore(Protocol):
     """Objects that are written whole and never change. Blocking; any thread.
 
@@ -35,6 +75,10 @@ class BlobStore(Protocol):
 
     def get(self, key: str, offset: int, length: int) -> bytes:
         """`length` bytes from `offset`. Raises `NotFound`, or `IntegrityError` when the object is shorter."""
+        ...
+
+    def stretch(self, key: str, offset: int, length: int) -> Stretch | None:
+        """As `get`, without reading it; None where objects are no files."""
         ...
 
     def head(self, key: str) -> int | None:

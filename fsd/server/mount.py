@@ -57,13 +57,13 @@ from fsd.server.lanes import LANES
 from fsd.server.leases import read_exclusive
 from fsd.server.openapi import server_version
 from fsd.server.route import RouteDef, route
-from fsd.server.streaming import JoinedResponse
+from fsd.server.streaming import JoinedResponse, Piece
 from fsd.server.tree_json import at_of
 from fsd.service.access import FsRef, Grant
 from fsd.service.barriers import BarrierAnswer
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
-from fsd.wire.frame import pack, pack_pieces
+from fsd.wire.frame import pack, pack_head
 from fsd.wire.messages import (
     MEDIA_TYPE,
     FeedPage,
@@ -76,7 +76,7 @@ from fsd.wire.messages import (
 
 T = TypeVar("T")
 # An answer's body: whole, or as pieces that are not worth joining.
-Told: TypeAlias = bytes | list[bytes | memoryview]
+Told: TypeAlias = bytes | list[Piece]
 
 ONE: Final = "/v1/file-systems/{id}"
 _SESSION_MAX: Final = 2**31
@@ -218,7 +218,9 @@ async def get_blobs(request: Request) -> Response:
         if keep:
             return pack({"absent": ctx.service.packs.keep(fs, set(hashes))}, [])
         found, absent = ctx.service.packs.read_some(fs.id, hashes, BLOBS_GET_BYTES)
-        return pack_pieces({"absent": absent}, [found[one] for one in dict.fromkeys(hashes) if one in found])
+        blobs = [found[one] for one in dict.fromkeys(hashes) if one in found]
+        rows = [(one.hash, one.codec, one.raw_len, len(one.stored)) for one in blobs]
+        return [pack_head({"absent": absent}, rows), *(one.stored for one in blobs)]
 
     return await _hot(request, _HASHES_MAX, work)
 
@@ -259,7 +261,7 @@ async def changes(request: Request) -> Response:
             page = await ctx.poll(look)
             left = deadline - ctx.host.monotonic()
             if page.changes or page.reset or page.asks or left <= 0 or ctx.waiters.stopping:
-                return _raw(page.encode())
+                return _raw(ctx, page.encode())
             await ctx.waiters.wait(waiter, left)
     finally:
         ctx.waiters.forget(subject, waiter)
@@ -352,11 +354,11 @@ async def _hot(
             fs, who = ctx.recall(request) if recall else ctx.authenticate(request)
             return work(ctx, fs, who, body)
 
-        return _raw(await ctx.run(both))
+        return _raw(ctx, await ctx.run(both))
     fs, who = await ctx.who(request)
     await hold_large(request, limit)
     large = await receive_body(request, limit)
-    return _raw(await ctx.run(lambda: work(ctx, fs, who, large)))
+    return _raw(ctx, await ctx.run(lambda: work(ctx, fs, who, large)))
 
 
 def _known(given: Any) -> Mark | None:
@@ -371,10 +373,10 @@ def _known(given: Any) -> Mark | None:
     return Mark(given[0], given[1])
 
 
-def _raw(body: Told) -> Response:
+def _raw(ctx: Context, body: Told) -> Response:
     if isinstance(body, bytes):
         return Response(body, media_type=MEDIA_TYPE)
-    return JoinedResponse(body, MEDIA_TYPE)
+    return JoinedResponse(ctx, body, MEDIA_TYPE)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import weakref
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from fsd.model.errors import UsageError
 from fsd.model.limits import HEAD_MAX, HEAD_TIMEOUT
 from fsd.server.body import LAND_LEAST, Landing, arriving
 from fsd.server.lanes import LANE_AFTER, Headers, Lane, Lanes, lanes_of
+from fsd.server.passing import OUTLET
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_open, self._head_bytes = True, 0
+        if self.scheme != "https":
+            self.scope[OUTLET] = weakref.ref(self)  # type: ignore[typeddict-unknown-key]
         self._arm()
 
     def on_headers_complete(self) -> None:
@@ -89,6 +93,17 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
         else:
             there.take(body, self.loop.time())
+
+    def descriptor(self) -> int | None:
+        """See `passing.Outlet`."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return None
+        found: int = self.transport.get_extra_info("socket").fileno()
+        return found
+
+    def passed(self, size: int) -> None:
+        """See `passing.Outlet`."""
+        self.cycle.expected_content_length -= size
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fsd.model.errors import Unavailable, UsageError
+from fsd.blobs.store import Stretch
+from fsd.model.errors import IntegrityError, Unavailable, UsageError
 from fsd.model.limits import BODY_IDLE, KIB, MIB
 from fsd.server.context import Context
+from fsd.server.passing import copied, outlet_of, pass_on
 
+Piece: TypeAlias = bytes | memoryview | Stretch
 HAND_OVER: Final = MIB  # bytes of a body gathered before a worker thread takes them
 MESSAGE_LEAST: Final = 128 * KIB  # a message of its own costs 3 us, as much as copying some 100 KiB
 
@@ -91,34 +94,77 @@ class PiecesResponse(Response):
 
 class JoinedResponse(Response):
     """Sends the pieces of a body one after the other, large ones as they are: joined, each would be copied
-    once more."""
+    once more. Stretches of files the kernel passes on, where it can."""
 
-    def __init__(self, pieces: Sequence[bytes | memoryview], media_type: str) -> None:
+    def __init__(self, ctx: Context, pieces: Sequence[Piece], media_type: str) -> None:
         super().__init__(None, 200, {"content-length": str(sum(map(len, pieces)))}, media_type)
-        self._pieces = pieces
+        self._ctx, self._pieces = ctx, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in _messages(self._pieces):
-            try:
-                async with asyncio.timeout(BODY_IDLE):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except TimeoutError as exc:
-                raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
+            if not isinstance(piece, Stretch):
+                await _taken(send, piece)
+                continue
+            rest = piece[await self._passed(scope, piece) :]
+            while rest:
+                some, rest = rest[:MIB], rest[MIB:]
+                data = await self._ctx.run(some.read)
+                if len(data) != len(some):
+                    raise IntegrityError("an object became shorter while it was sent")
+                await _taken(send, data)
         await send({"type": "http.response.body", "body": b""})
 
+    async def _passed(self, scope: Scope, stretch: Stretch) -> int:
+        """How much of `stretch` was sent past the connection."""
+        outlet = outlet_of(scope)
+        if outlet is None:
+            return 0
+        await asyncio.sleep(0)  # what was written goes at the end of the loop's turn
+        descriptor = outlet.descriptor()
+        out = None if descriptor is None else copied(descriptor)
+        if out is None:
+            return 0
+        done = await self._ctx.run(lambda: pass_on(out, stretch, self._ctx.host.monotonic))
+        outlet.passed(done)
+        return done
 
-def _messages(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The pieces, small ones joined."""
+
+async def _taken(send: Send, piece: bytes | memoryview) -> None:
+    """Send it; raises `Unavailable` when nobody takes it."""
+    try:
+        async with asyncio.timeout(BODY_IDLE):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except TimeoutError as exc:
+        raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
+
+
+def _messages(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces, small ones joined, and stretches that follow each other in their file."""
     held: list[bytes | memoryview] = []
     size = 0
+    stretch: Stretch | None = None
     for piece in pieces:
-        if held and size + len(piece) > MESSAGE_LEAST:
-            yield held[0] if len(held) == 1 else b"".join(held)
-            held, size = [], 0
+        if isinstance(piece, Stretch):
+            joined = None if stretch is None else stretch.with_next(piece)
+            if joined is None:
+                yield from _one(held, stretch)
+                held, size = [], 0
+            stretch = joined or piece
+            continue
+        if stretch is not None or (held and size + len(piece) > MESSAGE_LEAST):
+            yield from _one(held, stretch)
+            held, size, stretch = [], 0, None
         held.append(piece)
         size += len(piece)
-    if held:
+    yield from _one(held, stretch)
+
+
+def _one(held: Sequence[bytes | memoryview], stretch: Stretch | None) -> Iterator[Piece]:
+    """What was gathered: pieces or a stretch."""
+    if stretch is not None:
+        yield stretch
+    elif held:
         yield held[0] if len(held) == 1 else b"".join(held)
 
 

@@ -15,11 +15,11 @@ import contextlib
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from fsd.blobs.store import BlobStore
+from fsd.blobs.store import BlobStore, Stretch
 from fsd.host.direct import ALIGNED, place
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx, take_numbers
@@ -59,6 +59,8 @@ _PAD_LEAST: Final = 6  # bytes of a header's `pad` beside what it holds, up to 2
 _PAD_SHORT: Final = 256
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
 _GAP: Final = 64 * KIB  # unwanted bytes between two blobs of a pack that are cheaper read than skipped
+_STRETCH_LEAST: Final = 256 * KIB  # so much is passed on by the kernel: less costs more than a copy
+_Get: TypeAlias = Callable[[str, int, int], bytes | Stretch]  # of a key, an offset and a length
 
 
 class Location(NamedTuple):
@@ -73,6 +75,19 @@ class Location(NamedTuple):
     stored_len: int
     codec: int
     data: bytes | None
+
+
+class Found(NamedTuple):
+    """A blob on its way out, its bytes read or not."""
+
+    hash: bytes
+    codec: int
+    raw_len: int
+    stored: bytes | memoryview | Stretch
+
+    def blob(self) -> Blob:
+        assert not isinstance(self.stored, Stretch)
+        return Blob(self.hash, self.codec, self.raw_len, self.stored)
 
 
 class Made(NamedTuple):
@@ -259,13 +274,14 @@ class Packs:
     def read(self, fs: int, hashes: Sequence[bytes]) -> dict[bytes, Blob]:
         """The blobs of `hashes` that are stored, in stored form: the reader verifies them (`open_blob`).
         Raises `IntegrityError` when a pack is lost or short."""
-        return self._fetch(fs, self._locate(fs, hashes))
+        found = self._fetch(fs, self._locate(fs, hashes))
+        return {digest: one.blob() for digest, one in found.items()}
 
     def read_some(
         self, fs: int, hashes: Sequence[bytes], max_bytes: int
-    ) -> tuple[dict[bytes, Blob], list[bytes]]:
+    ) -> tuple[dict[bytes, Found], list[bytes]]:
         """As many of the first of `hashes` as fit into `max_bytes`, at least one, and which of all are
-        absent. The rest is to be asked for again."""
+        absent. The rest is to be asked for again. What is much is not read here, where it is a file's."""
         found = {location.hash: location for location in self._locate(fs, hashes)}
         chosen: list[Location] = []
         total = 0
@@ -278,14 +294,19 @@ class Packs:
                 break
             chosen.append(location)
         absent = [digest for digest in dict.fromkeys(hashes) if digest not in found]
-        return self._fetch(fs, chosen), absent
+        return self._fetch(fs, chosen, self._passed), absent
+
+    def _passed(self, key: str, offset: int, length: int) -> bytes | Stretch:
+        some = self._store.stretch(key, offset, length) if length >= _STRETCH_LEAST else None
+        return self._store.get(key, offset, length) if some is None else some
 
     def _locate(self, fs: int, hashes: Sequence[bytes]) -> list[Location]:
         wanted = list(dict.fromkeys(hashes))
         return self._db.read(lambda tx: _all_locations(tx, fs, wanted)) if wanted else []
 
-    def _fetch(self, fs: int, locations: list[Location]) -> dict[bytes, Blob]:
-        blobs, moved = self.fetch(locations)
+    def _fetch(self, fs: int, locations: list[Location], get: _Get | None = None) -> dict[bytes, Found]:
+        get = get or self._store.get
+        blobs, moved = self._opened(locations, get)
         for _ in range(PACK_MOVES_MAX):
             if not moved:
                 return blobs
@@ -295,7 +316,7 @@ class Packs:
             lost = [location for location in again if location.pack == old[location.hash]]
             if lost:
                 raise IntegrityError(f"pack {lost[0].pack:016x} of {lost[0].owner} is lost")
-            found, moved = self.fetch(again)
+            found, moved = self._opened(again, get)
             blobs |= found
         if moved:
             raise Unavailable("content moves faster than it is read", hint="try again")
@@ -304,7 +325,11 @@ class Packs:
     def fetch(self, locations: list[Location]) -> tuple[dict[bytes, Blob], list[Location]]:
         """The blobs at `locations`, and those whose pack is not where its row says. Several of a pack are
         views of what was read of it."""
-        blobs = {one.hash: _blob(one, one.data) for one in locations if one.data is not None}
+        found, moved = self._opened(locations, self._store.get)
+        return {digest: one.blob() for digest, one in found.items()}, moved
+
+    def _opened(self, locations: list[Location], get: _Get) -> tuple[dict[bytes, Found], list[Location]]:
+        blobs = {one.hash: _found(one, one.data) for one in locations if one.data is not None}
         packs: dict[int, list[Location]] = defaultdict(list)
         for one in locations:
             if one.data is None:
@@ -315,11 +340,11 @@ class Packs:
                 for run in _runs(sorted(group, key=lambda location: location.off)):
                     start = run[0].off
                     length = run[-1].off + run[-1].stored_len - start
-                    data = self._store.get(object_key(run[0].owner, pack), start, length)
-                    view = memoryview(data) if len(run) > 1 else data
+                    data = get(object_key(run[0].owner, pack), start, length)
+                    view = memoryview(data) if len(run) > 1 and isinstance(data, bytes) else data
                     for one in run:
                         at = one.off - start
-                        blobs[one.hash] = _blob(one, view[at : at + one.stored_len])
+                        blobs[one.hash] = _found(one, view[at : at + one.stored_len])
             except NotFound:
                 moved += group
         return blobs, moved
@@ -367,10 +392,10 @@ def _pad(length: int, wanted: int | None) -> int | None:
     return more - _PAD_LEAST - (more > _PAD_LEAST + _PAD_SHORT)
 
 
-def _blob(location: Location, stored: bytes | memoryview) -> Blob:
+def _found(location: Location, stored: bytes | memoryview | Stretch) -> Found:
     if len(stored) != location.stored_len:
         raise IntegrityError(f"pack {location.pack:016x} ends inside blob {location.hash.hex()}")
-    return Blob(location.hash, location.codec, location.raw_len, stored)
+    return Found(location.hash, location.codec, location.raw_len, stored)
 
 
 def _runs(group: list[Location]) -> list[list[Location]]:

@@ -25,7 +25,7 @@ BLOCKS_PAGE: Final = 4096
 BLOCKS_TOGETHER: Final = 4  # pages, of one moment: 16 GiB
 LIST_PAGE: Final = 4096
 TREE_ENTRIES: Final = 5000  # decoding more would keep every thread waiting too long
-READ_AHEAD: Final = 6  # blocks
+READ_AHEAD: Final = 8  # blocks
 LARGE_AFTER: Final = 3  # names without their directory, until it is no longer asked for
 SOFT_WAIT: Final = 1.0  # seconds an answer is waited for where what is known would do without
 

@@ -97,9 +97,14 @@ def _verified(blob: Blob) -> bytes | memoryview:
 
 def pack_pieces(header: dict[str, Any], blobs: list[Blob]) -> list[bytes | memoryview]:
     """The frame as pieces for `sendmsg`; `header` gets its `blobs` table."""
-    table = [[b.hash, b.codec, b.raw_len, len(b.stored)] for b in blobs]
-    raw = msgpack.packb({**header, "blobs": table}, use_bin_type=True)
-    return [_HEAD.pack(MAGIC, len(raw)) + raw, *(b.stored for b in blobs)]
+    rows = [(b.hash, b.codec, b.raw_len, len(b.stored)) for b in blobs]
+    return [pack_head(header, rows), *(b.stored for b in blobs)]
+
+
+def pack_head(header: dict[str, Any], rows: Sequence[Row]) -> bytes:
+    """What stands before the blobs of a frame with this table."""
+    raw = msgpack.packb({**header, "blobs": rows}, use_bin_type=True)
+    return b"".join((_HEAD.pack(MAGIC, len(raw)), raw))
 
 
 def pack(header: dict[str, Any], blobs: list[Blob]) -> bytes:

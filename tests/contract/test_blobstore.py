@@ -37,6 +37,23 @@ def test_what_was_put_is_read_in_ranges(store: BlobStore) -> None:
     assert store.get("packs/fs_a/01", 5, 0) == b""
 
 
+def test_a_stretch_is_what_a_range_would_be(store: BlobStore) -> None:
+    data = secrets.token_bytes(1000)
+    store.put("packs/fs_a/02", [data])
+    found = store.stretch("packs/fs_a/02", 10, 900)
+    if not isinstance(store, DirectoryStore):
+        assert found is None
+        return
+    assert found is not None and found.read() == data[10:910]
+    store.delete("packs/fs_a/02")  # it stays readable for whoever has it
+    assert found[100:200].read() == data[110:210]
+    with pytest.raises(NotFound):
+        store.stretch("packs/fs_a/02", 10, 900)
+    store.put("packs/fs_a/02", [data[:909]])
+    with pytest.raises(IntegrityError):
+        store.stretch("packs/fs_a/02", 10, 900)
+
+
 def test_pieces_may_come_from_a_generator_and_be_large(store: BlobStore) -> None:
     block = secrets.token_bytes(MIB)
     store.put("packs/big", (block for _ in range(8)))

@@ -1,8 +1,13 @@
-"""Bodies on their way in and out: what drips, stands still or is large is bounded. No disk, no socket."""
+"""Bodies on their way in and out: what drips, stands still or is large is bounded. No server."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import time
+import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +15,11 @@ import pytest
 from starlette.requests import Request
 from support.virtualtime import run
 
+from fsd.blobs.store import OpenFile, Stretch
 from fsd.model.attrs import Attr
-from fsd.model.errors import Unavailable, UsageError
-from fsd.model.limits import JSON_BODY_MAX, KIB
-from fsd.server import context, files, streaming
+from fsd.model.errors import IntegrityError, Unavailable, UsageError
+from fsd.model.limits import JSON_BODY_MAX, KIB, MIB
+from fsd.server import context, files, passing, streaming
 from fsd.server.body import Arriving, Landing, arriving
 from fsd.server.checkpoints import read_foreign
 from fsd.server.context import hold_large, read_body, read_json, release_large, seconds, whole
@@ -315,16 +321,108 @@ def test_an_answer_in_pieces_is_sent_as_they_are_and_given_up_where_nobody_takes
             if message.get("body"):
                 await stuck.wait()
 
-        answer = streaming.JoinedResponse(pieces, "application/x-fsd")
+        ctx = app(1).state.fsd
+        answer = streaming.JoinedResponse(ctx, pieces, "application/x-fsd")
         await answer({"type": "http"}, None, take)  # type: ignore[arg-type]
         assert (b"content-length", b"5") in sent[0]["headers"]
         assert [one["body"] for one in sent[1:]] == [*pieces, b""]
         assert sent[2]["body"] is pieces[1] and "more_body" not in sent[-1]
         sent.clear()
         small = [b"1", memoryview(b"2"), b"34", b"56789", b"a", b"b"]
-        await streaming.JoinedResponse(small, "application/x-fsd")({"type": "http"}, None, take)  # type: ignore[arg-type]
+        await streaming.JoinedResponse(ctx, small, "application/x-fsd")({"type": "http"}, None, take)  # type: ignore[arg-type]
         assert [one["body"] for one in sent[1:]] == [b"1234", b"56789", b"ab", b""]
         with pytest.raises(Unavailable, match="taken"):
             await answer({"type": "http"}, None, take_none)  # type: ignore[arg-type]
 
     asyncio.run(scene())
+
+
+class Outlet:
+    """A connection of which `sock` is the server's end."""
+
+    def __init__(self, sock: socket.socket | None) -> None:
+        self.sock, self.size = sock, 0
+
+    def descriptor(self) -> int | None:
+        return None if self.sock is None else self.sock.fileno()
+
+    def passed(self, size: int) -> None:
+        self.size += size
+
+
+async def sent(outlet: Outlet, pieces: list[Any]) -> list[bytes]:
+    """Send them as an answer; what did not go past the connection."""
+    written: list[bytes] = []
+
+    async def take(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            written.append(bytes(message["body"]))
+
+    ctx = app(1).state.fsd
+    ctx.host = SimpleNamespace(monotonic=time.monotonic)
+    answer = streaming.JoinedResponse(ctx, pieces, "application/x-fsd")
+    assert answer.headers["content-length"] == str(sum(map(len, pieces)))
+    await answer({"type": "http", passing.OUTLET: weakref.ref(outlet)}, None, take)  # type: ignore[arg-type]
+    return written
+
+
+def received(sock: socket.socket) -> bytes:
+    """What is there."""
+    got = b""
+    sock.setblocking(False)
+    try:
+        while some := sock.recv(MIB):
+            got += some
+    except BlockingIOError:
+        return got
+    return got
+
+
+@pytest.mark.parametrize("taken", ["all", "slowly", "by copies"])
+def test_stretches_of_files_arrive_whole_however_they_are_taken(
+    taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passing, "_WAIT", 0.001)
+    data = os.urandom(5 * MIB)
+    (tmp_path / "object").write_bytes(data)
+    file = OpenFile(os.open(tmp_path / "object", os.O_RDONLY))
+    much = 16 * KIB if taken == "all" else MIB  # less than a socket holds, or more
+    first, second = Stretch(file, 7, much), Stretch(file, 7 + much, much)
+    other = Stretch(file, 4 * MIB, 10)
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    outlet = Outlet(None if taken == "by copies" else here)
+    written = asyncio.run(sent(outlet, [b"head", first, second, b"between", other]))
+    got = received(there)
+    # The first two are one stretch; what nobody took of it was written, and of the last as much as fits.
+    assert len(got) == outlet.size
+    split = {"all": 2 * much, "slowly": outlet.size, "by copies": 0}[taken]
+    tail = b"" if taken == "all" else data[4 * MIB : 4 * MIB + 10]
+    assert written[0] == b"head" and b"between" in written
+    at = written.index(b"between")
+    assert got[:split] + b"".join(written[1:at]) == data[7 : 7 + 2 * much]
+    assert b"".join(written[at + 1 :]) == tail and got[split:] == (
+        data[4 * MIB : 4 * MIB + 10] if taken == "all" else b""
+    )
+    assert 0 < outlet.size < 2 * MIB if taken == "slowly" else True
+    here.close(), there.close()
+
+
+def test_an_object_that_became_shorter_ends_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "object").write_bytes(b"x" * 100)
+    file = OpenFile(os.open(tmp_path / "object", os.O_RDONLY))
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    with here, there, pytest.raises(IntegrityError, match="shorter"):
+        asyncio.run(sent(Outlet(here), [Stretch(file, 50, 100)]))
+
+
+def test_a_descriptor_goes_with_the_last_who_refers_to_it(tmp_path: Path) -> None:
+    (tmp_path / "object").write_bytes(b"0123456789")
+    whole = Stretch(OpenFile(os.open(tmp_path / "object", os.O_RDONLY)), 0, 10)
+    fd, part = whole.file.fd, whole[2:5]
+    del whole
+    assert part.read() == b"234" and len(part[1:]) == 2
+    del part
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
