@@ -41,6 +41,7 @@ from fsd.server.workers import Workers
 from fsd.service.access import FsRef, Grant, no_file_system
 from fsd.service.idempotency import Answer, Call, check_key
 from fsd.service.open import Service
+from fsd.service.tokens import token_key
 from fsd.wire.strictjson import loads_object
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class Context:
 
     async def recalled(self, request: Request) -> FsRef:
         """Which filesystem `recall` finds, without a hop where it is remembered."""
-        found = self.service.tokens.remembered(bearer(request), request.path_params.get("id"))
+        found = self.service.tokens.remembered(token_key(bearer(request)), request.path_params.get("id"))
         if found is None:
             found = await self.run(lambda: self.recall(request))
         return found[0]

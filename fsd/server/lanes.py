@@ -14,8 +14,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from fsd.model.limits import BODY_IDLE, KIB, LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, SENT_AT_ONCE_MAX
 
@@ -29,13 +29,20 @@ _ROOM: Final = SENT_AT_ONCE_MAX + 8 * KIB  # of a request, its head included
 Headers = list[tuple[bytes, bytes]]
 
 
+class Told(NamedTuple):
+    """An answer, and what follows from it that its client need not wait for."""
+
+    answer: bytes
+    later: Sequence[Callable[[], object]]
+
+
 class Serving(Protocol):
     """What a lane says to requests. Any thread."""
 
     def part(self, data: bytes) -> bool:
         """Whether `data` is the beginning of a request that may become one of these."""
 
-    def answer(self, data: bytes, default: Headers) -> bytes | None:
+    def answer(self, data: bytes, default: Headers) -> Told | None:
         """The answer to the request that `data` is, with `default` among its headers; None: it is another
         kind of request, or not just one."""
 
@@ -128,11 +135,15 @@ class Lane:
                 return data, False
             del data  # nothing of a request outlives it
             have = 0
-            self._send(told)
+            self._tell(told)
 
-    def _send(self, told: bytes) -> None:
+    def _tell(self, told: Told) -> None:
         """Raises `OSError` when nobody takes it."""
-        self._sock.sendall(told)
+        try:
+            self._sock.sendall(told.answer)
+        finally:
+            for call in told.later:
+                call()
 
 
 def lanes_of(scope: Mapping[str, Any]) -> Lanes | None:

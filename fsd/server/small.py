@@ -6,18 +6,23 @@ Everything that is not exactly a mount's ordinary commit is left to that way, er
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
 import httptools
 
-from fsd.model.limits import HEAD_MAX, SENT_AT_ONCE_MAX
+from fsd.model.limits import HEAD_MAX, LANES_MAX, SENT_AT_ONCE_MAX
 from fsd.server.clock import HEADER as TEST_CLOCK
 from fsd.server.context import Context
 from fsd.server.errors import answer, translate
-from fsd.server.lanes import Headers
+from fsd.server.lanes import Headers, Told
+from fsd.service.access import FsRef, Grant
 from fsd.service.text import new_id
+from fsd.service.tokens import token_key
 from fsd.wire.messages import MEDIA_TYPE, read_commit
 
 REQUEST_ID: Final = b"x-request-id"
@@ -30,15 +35,23 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,6})[ \t]*\r\n",
 _EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
 _ELSEWHERE: Final = {b"expect", b"upgrade", b"transfer-encoding", b"content-encoding", TEST_CLOCK}
 _KIND: Final = (b"content-type", MEDIA_TYPE.encode())
+# How the head of a mount's commit ends. What is before that is the same from one commit to the next.
+_OWN: Final = b"\r\nX-Fsd-Call: "
+_END: Final = re.compile(
+    rb"\r\nX-Fsd-Call: ([A-Za-z0-9]{1,%d})\r\nContent-Type: %b\r\nContent-Length: ([0-9]{1,6})\r\n\r\n"
+    % (CALL_ID_MAX, re.escape(_KIND[1]))
+)
+_HEADS_MAX: Final = 4 * LANES_MAX
 
 
 class Asked(NamedTuple):
-    """`call`: the id its caller gave it, b"": none."""
+    """`call`: the id its caller gave it, b"": none. `who`: whose token that is, where that is known."""
 
     fs: str
     secret: str
     call: bytes
     body: bytes
+    who: tuple[FsRef, Grant] | None = None
 
 
 class _Heard:
@@ -100,13 +113,29 @@ def read(data: bytes) -> Asked | None:
     return Asked(target[1].decode(), secret.decode(), call, data[ends[0] :])
 
 
+def _lines(headers: Headers) -> bytes:
+    return b"".join([b"%b: %b\r\n" % line for line in headers])
+
+
+def _end(data: bytes) -> re.Match[bytes] | None:
+    """The end of its head, if that ends as a mount's does."""
+    at = data.find(_OWN)
+    return None if at < 0 else _END.match(data, at)
+
+
 class SmallCommits:
     """See `lanes.Serving`. Any thread."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
+        # Heads that were read: the hash of what is before `_END` → filesystem, and what stands for the token.
+        self._heads: dict[bytes, tuple[str, bytes]] = {}
+        self._usual: tuple[Headers, bytes] = ([], b"")
 
     def part(self, data: bytes) -> bool:
+        end = _end(data)
+        if end is not None and len(data) >= end.end() + int(end[2]):
+            return False
         if b"\r\n\r\n" not in data:
             return data[: len(_BEGIN)] == _BEGIN[: len(data)]
         ends = _length(data)
@@ -114,31 +143,57 @@ class SmallCommits:
             return False
         return _EXPECT.search(data, 0, ends[0]) is None  # its body waits for a word of the loop's
 
-    def answer(self, data: bytes, default: Headers) -> bytes | None:
-        asked = read(data)
+    def answer(self, data: bytes, default: Headers) -> Told | None:
+        asked = self.asked(data)
         if asked is None:
             return None
         ctx = self._ctx
         began = ctx.host.monotonic()
         name = new_id(ctx.host, "req_")
-        status, headers, body = self._done(asked, name)
-        ctx.metrics.request(TEMPLATE, "POST", status, ctx.host.monotonic() - began)
-        echoed = [(REQUEST_ID, name.encode())]
-        if asked.call:
-            echoed.append((CALL_ID, asked.call))
-        lines = [b"%b: %b\r\n" % line for line in (*default, *headers, *echoed)]
-        return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (
-            status,
-            HTTPStatus(status).phrase.encode(),
-            b"".join(lines),
-            body,
+        later: list[Callable[[], object]] = []
+        status, headers, body = self._done(asked, name, later.append)
+        seconds = ctx.host.monotonic() - began
+        later.append(partial(ctx.metrics.request, TEMPLATE, "POST", status, seconds))
+        call = b"%b: %b\r\n" % (CALL_ID, asked.call) if asked.call else b""
+        head = b"HTTP/1.1 %d %b\r\n%b" % (status, HTTPStatus(status).phrase.encode(), self._lines(default))
+        return Told(
+            b"%b%b%b: %b\r\n%b\r\n%b" % (head, _lines(headers), REQUEST_ID, name.encode(), call, body), later
         )
 
-    def _done(self, asked: Asked, name: str) -> tuple[int, Headers, bytes]:
+    def _lines(self, default: Headers) -> bytes:
+        """Made anew once a second, as the list is."""
+        of, lines = self._usual
+        if of is not default:
+            lines = _lines(default)
+            self._usual = default, lines
+        return lines
+
+    def asked(self, data: bytes) -> Asked | None:
+        """As `read`, without the parser where it read the same head before, and the token is known still."""
+        end = _end(data)
+        if end is None:
+            return read(data)
+        head = hashlib.sha256(data[: end.start()]).digest()
+        known = self._heads.get(head)
+        if known is not None and len(data) == end.end() + int(end[2]):
+            fs, token = known
+            who = self._ctx.service.tokens.remembered(token, fs)
+            if who is not None:
+                return Asked(fs, "", end[1], data[end.end() :], who)
+        asked = read(data)
+        if asked is not None and len(asked.body) == len(data) - end.end():
+            if len(self._heads) >= _HEADS_MAX:
+                self._heads.clear()
+            self._heads[head] = asked.fs, token_key(asked.secret)
+        return asked
+
+    def _done(
+        self, asked: Asked, name: str, later: Callable[[Callable[[], object]], None]
+    ) -> tuple[int, Headers, bytes]:
         service = self._ctx.service
         try:
-            fs, who = service.tokens.recall(asked.secret, asked.fs)
-            body = service.commits.commit(fs, read_commit(asked.body), who).encode()
+            fs, who = asked.who or service.tokens.recall(asked.secret, asked.fs)
+            body = service.commits.commit(fs, read_commit(asked.body), who, later).encode()
         except Exception as exc:  # noqa: BLE001 - every defect becomes a logged answer, as in `route`
             return self._told(exc, name)
         return 200, [(b"content-length", b"%d" % len(body)), _KIND], body

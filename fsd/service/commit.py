@@ -17,6 +17,7 @@ import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgpack
@@ -58,6 +59,7 @@ T = TypeVar("T")
 # Makes a checkpoint of the filesystem's present state in the transaction; its record, as a client gets it.
 # Whatever it raises, it raises before it has written anything.
 MakeCheckpoint: TypeAlias = Callable[[Tx, FsRef, Grant, dict[str, Any]], dict[str, Any]]
+Later: TypeAlias = Callable[[Callable[[], object]], object]
 Named: TypeAlias = dict[int, dict[bytes, int]]  # operation → blob → end of the bytes it names of it
 NEVER_MADE: Final = "the creation of what it is about was refused"
 OPNO_MAX: Final = 2**62  # the next number fits a database column too
@@ -120,8 +122,9 @@ class Commits:
         self.when_copied: WhenCopied = lambda fs, call: call()
         self.make_checkpoint: MakeCheckpoint | None = None
 
-    def commit(self, fs: FsRef, commit: Commit, who: Grant) -> CommitAnswer:
-        """Apply a session's commit; see `CommitAnswer`. Raises `SessionForked`, `SessionUnknown`,
+    def commit(self, fs: FsRef, commit: Commit, who: Grant, later: Later | None = None) -> CommitAnswer:
+        """Apply a session's commit; see `CommitAnswer`. `later` takes the call that wakes the feed's readers,
+        for who has somebody to answer first; None: it is made here. Raises `SessionForked`, `SessionUnknown`,
         `UsageError`, `DamagedBody` (a blob's bytes), `NotFound`, `NotAuthenticated` (the token was revoked
         meanwhile), and what the database raises."""
         work = self._work(fs, commit)
@@ -139,7 +142,11 @@ class Commits:
                 except NeedFold as need:
                     folding.fold(need.parts)
         if moved:
-            self._feed.wake(fs.id, answer.seq, 0 if answer.outcomes else commit.session)
+            wake = partial(self._feed.wake, fs.id, answer.seq, 0 if answer.outcomes else commit.session)
+            if later is None:
+                wake()
+            else:
+                later(wake)
         return answer
 
     def _work(self, fs: FsRef, commit: Commit) -> _Work:

@@ -85,19 +85,20 @@ class Tokens:
         something that asks again: a change whose transaction does, under the filesystem's lock
         (`access.hold` with the grant), or a poll that looks before it answers. A revocation holds there from
         the next request on, as everywhere."""
-        found = self.remembered(text, fs_name)
+        key = token_key(text)
+        found = self.remembered(key, fs_name)
         if found is not None:
             return found
         now = self._host.monotonic()
         fs, who, expires = self._look_up(text, fs_name)
         if len(self._recalled) >= TOKENS_RECALLED_MAX:
             self._recalled.clear()
-        self._recalled[_key(text)] = (fs, who, expires, now + TOKEN_RECALL)
+        self._recalled[key] = (fs, who, expires, now + TOKEN_RECALL)
         return fs, who
 
-    def remembered(self, text: str, fs_name: str | None) -> tuple[FsRef, Grant] | None:
-        """What `recall` knows without the database; it does not block."""
-        found = self._recalled.get(_key(text))
+    def remembered(self, key: bytes, fs_name: str | None) -> tuple[FsRef, Grant] | None:
+        """What `recall` knows of a token without the database, by its `token_key`; it does not block."""
+        found = self._recalled.get(key)
         if found is None:
             return None
         fs, who, expires, until = found
@@ -203,6 +204,6 @@ class Tokens:
         }
 
 
-def _key(text: str) -> bytes:
+def token_key(text: str) -> bytes:
     """What stands for a token in memory."""
     return hashlib.sha256(text.encode()).digest()

@@ -35,6 +35,7 @@ from fsd.service.open import Service, ServiceOptions, open_service
 from fsd.service.paths import Put
 from fsd.service.retained import state_of
 from fsd.service.sessions import SessionInfo
+from fsd.service.tokens import token_key
 from fsd.service.tree import resolve
 from fsd.service.upload import Reading, Uploading
 from fsd.wire.frame import Blob, make_blob
@@ -469,9 +470,9 @@ def test_a_token_is_remembered_for_what_looks_at_it_itself(
     fs, _ = create(service)
     made = service.db.write(lambda tx: service.tokens.create(tx, fs, "short", 60))
     token, tokens = service.tokens.unseal(made)["fs_token"], service.tokens
-    assert tokens.remembered(token, fs.name) is None
+    assert tokens.remembered(token_key(token), fs.name) is None
     assert tokens.recall(token, fs.name) == tokens.authenticate(token, fs.name)
-    assert tokens.remembered(token, fs.name) == tokens.authenticate(token, fs.name)
+    assert tokens.remembered(token_key(token), fs.name) == tokens.authenticate(token, fs.name)
     with pytest.raises(NotFound):
         tokens.recall(token, "fs_" + "b" * 20)
     service.db.write(lambda tx: tokens.set_status(tx, fs, made["token_id"], DISABLED))

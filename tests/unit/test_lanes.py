@@ -9,15 +9,21 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.wait import wait_for
 
+from fsd.host.seam import Host
 from fsd.model.limits import LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.server import lanes as module
-from fsd.server.lanes import Headers, Lanes
+from fsd.server.lanes import Headers, Lanes, Told
 from fsd.server.small import SmallCommits, read
+from fsd.service.tokens import token_key
+from fsd.wire.messages import MEDIA_TYPE
 
 LONG = 60.0
 DATE: Headers = [(b"date", b"today")]
@@ -31,11 +37,12 @@ class Lines:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.began = threading.Event()
+        self.later: list[bytes] = []  # requests of which all that follows was done
 
     def part(self, data: bytes) -> bool:
         return not data.endswith(b"\n")
 
-    def answer(self, data: bytes, default: Headers) -> bytes | None:
+    def answer(self, data: bytes, default: Headers) -> Told | None:
         if b"?" in data:
             return None
         if b"!" in data:
@@ -43,7 +50,9 @@ class Lines:
         if b"wait" in data:
             self.began.set()
             assert self.go.wait(LONG)
-        return data.upper() + default[0][1] + b"much" * (b"much" in data) * (1 << 22)
+        later = [partial(self.go.wait, LONG)] if b"slow" in data else []
+        told = data.upper() + default[0][1] + b"much" * (b"much" in data) * (1 << 22)
+        return Told(told, [*later, partial(self.later.append, data)])
 
 
 class Line:
@@ -108,6 +117,25 @@ def test_requests_are_answered_until_one_is_another_kind(lanes: Lanes, made: lis
     line.far.sendall(b"more")
     assert wait_for(lambda: line.near.recv(10), LONG, "what came later") == b"more", "not the lane's any more"
     wait_for(lambda: lanes.count == 0, LONG, "the lane to be forgotten")
+
+
+def test_nobody_waits_for_what_follows_from_an_answer(made: list[Line]) -> None:
+    serving = Lines()
+    lanes = Lanes(serving, time.monotonic, 2)
+    line = Line(lanes)
+    made.append(line)
+    assert line.ask(b"slow\n") == b"SLOW\ntoday"
+    assert serving.later == []
+    serving.go.set()
+    wait_for(lambda: serving.later == [b"slow\n"], LONG, "what follows")
+    serving.go.clear()
+    line.far.sendall(b"wait\n")
+    assert serving.began.wait(LONG)
+    line.far.close()
+    serving.go.set()
+    assert line.back.get(timeout=LONG) == (b"", True)
+    assert serving.later == [b"slow\n", b"wait\n"], "it is done where nobody takes the answer, too"
+    lanes.shutdown()
 
 
 def test_a_client_that_goes_ends_it(lanes: Lanes, made: list[Line]) -> None:
@@ -263,40 +291,43 @@ HEAD = (
 
 def test_an_ordinary_commit_is_read() -> None:
     found = read(HEAD + b"abc")
-    assert found == ("fs_abc", "fsd1.x.y", b"c1", b"abc")
-    assert read(HEAD.replace(b"X-Fsd-Call: c1\r\n", b"") + b"abc") == ("fs_abc", "fsd1.x.y", b"", b"abc")
+    assert found is not None
+    assert found[:4] == ("fs_abc", "fsd1.x.y", b"c1", b"abc")
+    bare = read(HEAD.replace(b"X-Fsd-Call: c1\r\n", b"") + b"abc")
+    assert bare is not None
+    assert bare[:4] == ("fs_abc", "fsd1.x.y", b"", b"abc")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        (b"POST ", b"PUT "),
-        (b"/commits", b"/packs"),
-        (b"/commits", b"/commits?x=1"),
-        (b"/commits", b"/%63ommits"),
-        (b"fs_abc/", b"fs_abc/x/"),
-        (b"HTTP/1.1", b"HTTP/1.0"),
-        (b"HTTP/1.1", b"HTTP/9"),
-        (b"Host: h", b"Connection: close"),
-        (b"Host: h", b"Connection: upgrade\r\nUpgrade: h2c"),
-        (b"Host: h", b"Expect: 100-continue"),
-        (b"Host: h", b"Transfer-Encoding: chunked"),
-        (b"Host: h", b"X-Fsd-Test-Now: 1000"),
-        (b"Host: h", b"Content-Length: 3"),
-        (b"Host: h", b"Authorization: Bearer other"),
-        (b"Host: h", b"Host : h"),
-        (b"Bearer", b"Basic"),
-        (b"Bearer fsd1.x.y", b"Bearer "),
-        (b"Bearer fsd1.x.y", b"Bearer \xff"),
-        (b"Authorization", b"X-Authorization"),
-        (b"c1", b"c" * 65),
-        (b"c1", b"a b"),
-        (b"Length: 3", b"Length: 4"),
-        (b"Length: 3", b"Length: 2"),
-        (b"Length: 3", b"Length: +3"),
-        (b"Content-Length: 3\r\n", b""),
-    ],
+CHANGES = (
+    (b"POST ", b"PUT "),
+    (b"/commits", b"/packs"),
+    (b"/commits", b"/commits?x=1"),
+    (b"/commits", b"/%63ommits"),
+    (b"fs_abc/", b"fs_abc/x/"),
+    (b"HTTP/1.1", b"HTTP/1.0"),
+    (b"HTTP/1.1", b"HTTP/9"),
+    (b"Host: h", b"Connection: close"),
+    (b"Host: h", b"Connection: upgrade\r\nUpgrade: h2c"),
+    (b"Host: h", b"Expect: 100-continue"),
+    (b"Host: h", b"Transfer-Encoding: chunked"),
+    (b"Host: h", b"X-Fsd-Test-Now: 1000"),
+    (b"Host: h", b"Content-Length: 3"),
+    (b"Host: h", b"Authorization: Bearer other"),
+    (b"Host: h", b"Host : h"),
+    (b"Bearer", b"Basic"),
+    (b"Bearer fsd1.x.y", b"Bearer "),
+    (b"Bearer fsd1.x.y", b"Bearer \xff"),
+    (b"Authorization", b"X-Authorization"),
+    (b"c1", b"c" * 65),
+    (b"c1", b"a b"),
+    (b"Length: 3", b"Length: 4"),
+    (b"Length: 3", b"Length: 2"),
+    (b"Length: 3", b"Length: +3"),
+    (b"Content-Length: 3\r\n", b""),
 )
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_is_not_just_that_is_left_to_the_loop(change: tuple[bytes, bytes]) -> None:
     assert HEAD.replace(*change) != HEAD
     assert read(HEAD.replace(*change) + b"abc") is None
@@ -316,3 +347,80 @@ def test_only_the_beginning_of_a_small_commit_is_waited_for() -> None:
     assert not commits.part(HEAD.replace(b"Host: h", b"expect: 100-continue")), (
         "nobody would tell it to go on"
     )
+
+
+ME: Any = ("fs", "grant")
+
+
+class Remembers:
+    """Tokens, all of which are known while `known`."""
+
+    def __init__(self) -> None:
+        self.known = True
+        self.asked: list[tuple[bytes, str]] = []
+
+    def remembered(self, key: bytes, fs: str) -> Any:
+        self.asked.append((key, fs))
+        return ME if self.known else None
+
+
+@pytest.fixture
+def again() -> tuple[SmallCommits, Remembers]:
+    """It has read one commit of a mount."""
+    tokens = Remembers()
+    ctx: Any = SimpleNamespace(service=SimpleNamespace(tokens=tokens))
+    commits = SmallCommits(ctx)
+    assert commits.asked(mounts_head(b"c1", 3) + b"abc") == ("fs_abc", TOKEN, b"c1", b"abc", None)
+    assert tokens.asked == []
+    return commits, tokens
+
+
+TOKEN = "fsd1." + "x" * 20 + ".y"
+
+
+def mounts_head(call: bytes, length: int) -> bytes:
+    """As `HttpRemote` makes it."""
+    token: Any = SimpleNamespace(file_system_id="fs_abc", text=lambda: TOKEN)
+    remote = HttpRemote(RemoteOptions("http://127.0.0.1:1", token, insecure=True), Host())
+    made, head = remote._head("POST", "/commits", length, MEDIA_TYPE, "")
+    return head.replace(made.encode(), call)
+
+
+def test_a_head_that_was_read_is_not_parsed_again(
+    again: tuple[SmallCommits, Remembers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits, tokens = again
+    with monkeypatch.context() as patch:
+        patch.setattr("fsd.server.small.read", lambda data: pytest.fail("it was parsed"))
+        for body in (b"de", b"", b"\r\n\r\n" * 1000):
+            data = mounts_head(b"c2", len(body)) + body
+            assert commits.asked(data) == ("fs_abc", "", b"c2", body, ME)
+            assert not commits.part(data)
+            assert commits.part(data[:-1])
+    assert set(tokens.asked) == {(token_key(TOKEN), "fs_abc")}
+    tokens.known = False
+    assert commits.asked(mounts_head(b"c3", 2) + b"fg") == ("fs_abc", TOKEN, b"c3", b"fg", None)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_new_in_a_head_is_looked_at(
+    change: tuple[bytes, bytes], again: tuple[SmallCommits, Remembers]
+) -> None:
+    commits, _ = again
+    old, new = (one.replace(b"Host: h", b"Host: 127.0.0.1:1") for one in change)
+    old, new = (one.replace(b"fsd1.x.y", TOKEN.encode()) for one in (old, new))
+    head = mounts_head(b"c1", 3)
+    assert (changed := head.replace(old, new) + b"abc") != head + b"abc"
+    assert commits.asked(changed) is None
+    assert commits.asked(head + b"abcd") is None, "more than one request"
+
+
+def test_no_more_heads_are_kept_than_the_bound(
+    again: tuple[SmallCommits, Remembers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits, _ = again
+    monkeypatch.setattr("fsd.server.small._HEADS_MAX", 3)
+    for at in range(10):
+        head = mounts_head(b"c1", 3).replace(b"Host: ", b"Host: %d" % at)
+        assert commits.asked(head + b"abc") is not None
+        assert len(commits._heads) <= 3
