@@ -29,8 +29,8 @@ PIECE_LEAST: Final = 64 * KIB  # a blob is not worth a call of its own below
 
 
 class _Codecs(threading.local):
-    """zstd's contexts for little, kept a thread: making one costs as much as 4 KiB through it (8 us), and with
-    new tables in it 25 to 85. What compresses whole blocks makes its own: it grows with them, to 1.3 MiB
+    """zstd's contexts for little, kept a thread: making one costs as much as 4 KiB through it (8 us), with
+    new tables in it 25 to 85 more. What compresses whole blocks makes its own: it grows with them, to 1.3 MiB
     instead of 0.5, and a thread would keep that."""
 
     def __init__(self) -> None:
