@@ -140,9 +140,8 @@ class Packs:
             raise TooLarge(f"more than {UPLOAD_MAX} bytes of blobs in one upload")
         given: dict[bytes, Blob] = {}
         for blob in blobs:
-            if blob.hash not in given:
-                _arrived(blob)
-                given[blob.hash] = blob
+            given.setdefault(blob.hash, blob)
+        _arrived(list(given.values()))
         # Only an upload worth an object asks first; a small one finds out in its own transaction.
         known: set[bytes] = set()
         if sum(len(blob.stored) for blob in given.values()) > PACK_INLINE_MAX:
@@ -357,10 +356,10 @@ def check_in_time(made: Made, now: int) -> None:
         raise Unavailable("storing this took too long", hint="try again")
 
 
-def _arrived(blob: Blob) -> None:
+def _arrived(blobs: list[Blob]) -> None:
     """Raises `DamagedBody` when a sent blob is not what it is named by."""
     try:
-        verify(blob)
+        verify(blobs)
     except IntegrityError as exc:
         raise DamagedBody(exc.message) from exc
 

@@ -19,7 +19,8 @@ from fsd.model.limits import KIB, PATCHES_MAX, UPLOAD_MAX
 from fsd.remote.api import Remote
 from fsd.vfs.log import Log
 from fsd.vfs.types import BULK, Cache
-from fsd.wire.frame import Blob, make_blob, open_blob
+from fsd.wire.frame import Blob, make_blob, make_blobs, open_all
+from fsd.wire.sha import AT_ONCE
 
 UPLOAD_TIMEOUT: Final = 120.0
 FETCH_TIMEOUT: Final = 60.0
@@ -83,6 +84,14 @@ class Built(NamedTuple):
     raw: tuple[bytes, ...]
 
 
+class _Whole(NamedTuple):
+    """A block on its way to be one blob."""
+
+    block: int
+    plan: tuple[Piece, ...]
+    data: bytes
+
+
 Made: TypeAlias = tuple[int, list[Built] | IntegrityError]  # by flight key
 NOTHING: Final[Mapping[bytes, Source]] = MappingProxyType({})
 Fetch = Callable[[Sequence[bytes]], dict[bytes, bytes]]
@@ -101,9 +110,26 @@ def _joined(runs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 
 def build(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     """Make one block. `fetch` is called only when `task.needs_base()`."""
+    return _finished([_begun(task, log, fetch)])[0]
+
+
+def _begun(task: BlockTask, log: Log, fetch: Fetch) -> Built | _Whole:
+    """The block, or what becomes one blob: those of a job are hashed together."""
     if not task.runs and len(task.parts) <= PATCHES_MAX + 1:
         return Built(task.block, task.parts, (), (), ())
     return _patches(task, log) if task.patched() else _whole(task, log, fetch)
+
+
+def _finished(begun: Sequence[Built | _Whole]) -> list[Built]:
+    blobs = iter(make_blobs([one.data for one in begun if isinstance(one, _Whole)]))
+    made = []
+    for one in begun:
+        if isinstance(one, _Whole):
+            blob = next(blobs)
+            part, source = Part(0, len(one.data), 0, blob.hash), Source(blob.hash, one.plan)
+            one = Built(one.block, (part,), (blob,), (source,), (one.data,))
+        made.append(one)
+    return made
 
 
 def _patches(task: BlockTask, log: Log) -> Built:
@@ -119,7 +145,7 @@ def _patches(task: BlockTask, log: Log) -> Built:
     return Built(task.block, parts, tuple(blobs), tuple(sources), tuple(raw))
 
 
-def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
+def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built | _Whole:
     end = max((run[0] + run[1] for run in task.runs), default=0)
     end = max(end, max((p.off + p.length for p in task.parts), default=0))
     plan: list[Piece] = []
@@ -134,9 +160,7 @@ def _whole(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     data = assemble(plan, log, fetch)
     if not data.strip(b"\0"):
         return Built(task.block, (), (), (), ())
-    blob = make_blob(data)
-    part = Part(0, len(data), 0, blob.hash)
-    return Built(task.block, (part,), (blob,), (Source(blob.hash, tuple(plan)),), (data,))
+    return _Whole(task.block, tuple(plan), data)
 
 
 def salvage(task: BlockTask, log: Log) -> Built:
@@ -302,9 +326,9 @@ class _Lineage:
         """Take from the server what it has of these."""
         for at in range(0, len(digests), 256):
             got, _ = self._remote.blobs(digests[at : at + 256], FETCH_TIMEOUT)
-            for blob in got:
-                self._have[blob.hash] = open_blob(blob)
-                self._cache.put(blob.hash, self._have[blob.hash])
+            for blob, data in zip(got, open_all(got), strict=True):
+                self._have[blob.hash] = data
+                self._cache.put(blob.hash, data)
 
     def _make_all(self) -> None:
         """Make what can be made now, and let go of what nothing more is made of."""
@@ -376,15 +400,15 @@ class BuildJob:
         size, uploaded = 0, False
         for key, tasks in self.units:
             made: list[Built] = []
-            for task in tasks:
+            for at in range(0, len(tasks), AT_ONCE):
                 try:
-                    built = self._make(task, fetch, anyhow=key in self.anyhow)._replace(raw=())
+                    some = self._make(tasks[at : at + AT_ONCE], fetch, anyhow=key in self.anyhow)
                 except IntegrityError as exc:
                     done.append((key, exc))
                     break
-                made.append(built)
-                waiting.extend(built.blobs)
-                size += sum(len(b.stored) for b in built.blobs)
+                made += some
+                waiting += [blob for built in some for blob in built.blobs]
+                size += sum(len(blob.stored) for built in some for blob in built.blobs)
                 if size >= PACK_TARGET or len(waiting) >= PACK_BLOBS:
                     remote.upload(waiting, UPLOAD_TIMEOUT)
                     waiting, size, uploaded = [], 0, True
@@ -397,13 +421,16 @@ class BuildJob:
             done = [(key, _bare(made)) for key, made in done]
         return done
 
-    def _make(self, task: BlockTask, fetch: Fetch, *, anyhow: bool) -> Built:
-        try:
-            return build(task, self.log, fetch)
-        except IntegrityError:
-            if not anyhow:
-                raise
-            return salvage(task, self.log)
+    def _make(self, tasks: Sequence[BlockTask], fetch: Fetch, *, anyhow: bool) -> list[Built]:
+        begun: list[Built | _Whole] = []
+        for task in tasks:
+            try:
+                begun.append(_begun(task, self.log, fetch))
+            except IntegrityError:
+                if not anyhow:
+                    raise
+                begun.append(salvage(task, self.log))
+        return [built._replace(raw=()) for built in _finished(begun)]
 
 
 def _bare(made: list[Built] | IntegrityError) -> list[Built] | IntegrityError:
