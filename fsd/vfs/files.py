@@ -220,6 +220,8 @@ class FileCalls(NameCalls):
         if found is None or data is None:
             return None
         self.siblings.read(found.hash)
+        if found.boff + size == len(data):
+            self.core.recent.passed(found.hash)
         self.read_ahead(handle, content, offset, offset + size)
         return data[found.boff : found.boff + size]
 
@@ -259,6 +261,9 @@ class FileCalls(NameCalls):
             if not coming:
                 self.siblings.missed(handle.node)
             raise Park(want)
+        for _, length, boff, digest in plan:
+            if boff + length == len(have[digest]):
+                self.core.recent.passed(digest)
         return [(at, memoryview(have[digest])[boff : boff + length]) for at, length, boff, digest in plan]
 
     def at_hand(self, fh: int, most: int, *, kept: bool) -> bytes | None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
 from fsd.model.errors import IntegrityError
-from fsd.model.limits import BLOB_MEMORY, RECENT_SOURCES
+from fsd.model.limits import BLOB_MEMORY, KIB, RECENT_SOURCES
 from fsd.vfs.build import Source, from_log
 from fsd.vfs.log import Log
+
+_LARGE: Final = 256 * KIB
 
 
 class Recent:
@@ -48,6 +51,12 @@ class Recent:
     def in_memory(self, digest: bytes) -> bytes | None:
         """The same where that costs nothing."""
         return self._blobs.get(digest)
+
+    def passed(self, digest: bytes) -> None:
+        """A reader has reached the end of the blob: a large one is the first to go, before what was read
+        ahead and not used yet."""
+        if len(self._blobs.get(digest, b"")) >= _LARGE:
+            self._blobs.move_to_end(digest, last=False)
 
     def __contains__(self, digest: bytes) -> bool:
         """Whether `get` would probably have it."""

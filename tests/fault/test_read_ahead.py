@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from support.client import Client, Clock
 from fsd.model.limits import BLOCK, KIB
 from fsd.vfs.loads import READ_AHEAD
 from fsd.vfs.types import Park
+from fsd.wire.frame import Blob
 
 BLOCKS = 24
 TAIL = 5000
@@ -57,6 +58,27 @@ def test_a_file_read_in_order_comes_in_half_windows(reader: tuple[Client, int, b
     client, ino, data = reader
     assert read(client, ino, size) == data
     assert client.remote.calls.count("blobs") <= BLOCKS * 2 // READ_AHEAD + 4
+
+
+@pytest.mark.parametrize("size", [BLOCK, 128 * KIB, 700 * KIB])
+def test_who_reads_slower_than_blocks_come_has_each_fetched_once(
+    reader: tuple[Client, int, bytes], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, ino, data = reader
+    fetched: list[bytes] = []
+    ask = client.remote.blobs
+
+    def blobs(hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
+        fetched.extend(hashes)
+        return ask(hashes, timeout)
+
+    monkeypatch.setattr(client.remote, "blobs", blobs)
+    fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
+    for at in range(0, len(data), size):
+        assert client.call(lambda v, at=at: v.read(fh, at, size)) == data[at : at + size]  # type: ignore[misc]
+        client.run_some(1000)
+    client.volume.release(fh)
+    assert len(fetched) == len(set(fetched)) == BLOCKS + 1
 
 
 def test_a_whole_block_at_hand_is_given_without_a_copy(reader: tuple[Client, int, bytes]) -> None:
