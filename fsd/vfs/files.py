@@ -8,14 +8,17 @@ import stat
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NoReturn
 
-from fsd.model.blocks import Parts, pieces, seen
+from fsd.model.blocks import pieces, seen
 from fsd.model.errors import DiskFailed, IntegrityError, NoSpace, PosixError
 from fsd.model.limits import BLOCK, FILE_MAX, MIB
+from fsd.vfs.ahead import Ahead
 from fsd.vfs.calls import Handle
+from fsd.vfs.commit import Committer
 from fsd.vfs.compact import compact
 from fsd.vfs.content import Content, Flight
+from fsd.vfs.core import Core
 from fsd.vfs.extents import Ref, Run
-from fsd.vfs.loads import READ_AHEAD
+from fsd.vfs.loads import Loader
 from fsd.vfs.log import PAGE, TRUNC, WRITE
 from fsd.vfs.names import NameCalls
 from fsd.vfs.node import Inode
@@ -54,6 +57,10 @@ def _in_one_blob(content: Content, offset: int, size: int) -> Ref | None:
 
 class FileCalls(NameCalls):
     """See the module."""
+
+    def __init__(self, core: Core, committer: Committer, loader: Loader) -> None:
+        super().__init__(core, committer, loader)
+        self.ahead = Ahead(core, loader)
 
     # opening -----------------------------------------------------------------------------------------
     def create(
@@ -222,7 +229,7 @@ class FileCalls(NameCalls):
         self.siblings.read(found.hash)
         if found.boff + size == len(data):
             self.core.recent.passed(found.hash)
-        self.read_ahead(handle, content, offset, offset + size)
+        self.ahead.read(handle, content, offset, offset + size)
         return data[found.boff : found.boff + size]
 
     def stored_views(
@@ -254,7 +261,7 @@ class FileCalls(NameCalls):
             else:
                 have[digest] = data
                 self.siblings.read(digest)
-        self.read_ahead(handle, content, offset, end)
+        self.ahead.read(handle, content, offset, end)
         if lacking:
             coming = all(digest in self.loader.blob_wants for digest in lacking)
             want = self.loader.want_blobs(lacking)
@@ -288,26 +295,6 @@ class FileCalls(NameCalls):
             return self.core.log.read(runs[0].pos, size)
         except IntegrityError:
             return None  # a read that comes is told
-
-    def read_ahead(self, handle: Handle, content: Content, offset: int, end: int) -> None:
-        """A sequential reader finds the next blocks already on their way: few at first, and later half of
-        READ_AHEAD in one request, while the other half is read."""
-        if offset != handle.next_read:
-            handle.next_read = end
-            return
-        handle.next_read = end
-        first = (end - 1) // BLOCK + 1
-        reach = min(READ_AHEAD, 2 + offset // BLOCK)
-        lacking: dict[bytes, None] = {}
-        ends = False
-        for index in range(first, first + reach):
-            parts: Parts = content.shown(index)
-            if not parts:
-                ends = True
-                break
-            lacking.update((part.hash, None) for part in parts if not self.loader.comes(part.hash))
-        if ends or len(lacking) >= reach // 2:
-            self.loader.ahead(lacking)
 
     # writing -----------------------------------------------------------------------------------------
     def write(

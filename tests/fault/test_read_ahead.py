@@ -1,5 +1,5 @@
-"""A large file read from its beginning to its end, in whole blocks and across them: in few requests, every
-byte as it was written."""
+"""Large files read from their beginning to their end, in whole blocks and across them, one and several at
+once: in few requests, every byte as it was written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from support.bench import Bench
 from support.client import Client, Clock
 
 from fsd.model.limits import BLOCK, KIB
+from fsd.vfs.ahead import ROOM
 from fsd.vfs.loads import READ_AHEAD
 from fsd.vfs.types import Park
 from fsd.wire.frame import Blob
@@ -43,6 +44,19 @@ def reader(tmp_path: Path, seed: int) -> Iterator[tuple[Client, int, bytes]]:
     bench.close()
 
 
+def fetches(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is asked of the server from now on."""
+    fetched: list[bytes] = []
+    ask = client.remote.blobs
+
+    def blobs(hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
+        fetched.extend(hashes)
+        return ask(hashes, timeout)
+
+    monkeypatch.setattr(client.remote, "blobs", blobs)
+    return fetched
+
+
 def read(client: Client, ino: int, size: int) -> bytes:
     fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
     found, at = [], 0
@@ -60,19 +74,34 @@ def test_a_file_read_in_order_comes_in_half_windows(reader: tuple[Client, int, b
     assert client.remote.calls.count("blobs") <= BLOCKS * 2 // READ_AHEAD + 4
 
 
+@pytest.mark.parametrize(("readers", "size"), [(2, BLOCK), (3, 700 * KIB), (4, BLOCK), (6, BLOCK)])
+def test_several_readers_share_what_there_is_room_for(
+    reader: tuple[Client, int, bytes], readers: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads a part of its own, in turns. Blocks are fetched once, but for what one reads ahead of its
+    end into the next one's part."""
+    client, ino, data = reader
+    fetched = fetches(client, monkeypatch)
+    each = BLOCKS // readers * BLOCK
+    handles = [client.call(lambda v: v.open(ino, os.O_RDONLY)) for _ in range(readers)]
+    for at in range(0, each, size):
+        for number, fh in enumerate(handles):
+            start = number * each + at
+            end = min(start + size, (number + 1) * each)
+            found = client.call(lambda v, fh=fh, at=start, n=end - start: v.read(fh, at, n))  # type: ignore[misc]
+            assert found == data[start:end]
+            client.run_some(1000)
+    for fh in handles:
+        client.volume.release(fh)
+    assert len(fetched) <= BLOCKS + 1 + ROOM
+
+
 @pytest.mark.parametrize("size", [BLOCK, 128 * KIB, 700 * KIB])
 def test_who_reads_slower_than_blocks_come_has_each_fetched_once(
     reader: tuple[Client, int, bytes], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, ino, data = reader
-    fetched: list[bytes] = []
-    ask = client.remote.blobs
-
-    def blobs(hashes: Sequence[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:
-        fetched.extend(hashes)
-        return ask(hashes, timeout)
-
-    monkeypatch.setattr(client.remote, "blobs", blobs)
+    fetched = fetches(client, monkeypatch)
     fh = client.call(lambda v: v.open(ino, os.O_RDONLY))
     for at in range(0, len(data), size):
         assert client.call(lambda v, at=at: v.read(fh, at, size)) == data[at : at + size]  # type: ignore[misc]
