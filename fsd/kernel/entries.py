@@ -7,6 +7,7 @@ rose or the time-outs changed. pyfuse3 replies at once after the handler returne
 from __future__ import annotations
 
 import stat
+import struct
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -19,6 +20,20 @@ TIMEOUT: Final = 60.0
 FOREVER: Final = 365 * 86400.0  # what never changes
 # What stdio and cp take as their buffer: 128 KiB makes 1/32 of the write requests 4 KiB would.
 BLKSIZE: Final = 128 * 1024
+
+
+# As the kernel lays them out (protocol 7.33): the number of an inode, its generation and how long its name
+# and its attributes may be kept (seconds, then ns); the latter alone; the attributes.
+_KEPT: Final = struct.Struct("<QQQQII")
+_VALID: Final = struct.Struct("<QII")
+_ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
+# What pyfuse3 says of a name that does not exist.
+_NOTHING: Final = _ATTR.pack(*(0,) * 9, stat.S_IFREG, 1, *(0,) * 3, 4096, 0)
+_SECOND: Final = 10**9
+
+
+def _parts(entry: float, attr: float) -> tuple[int, int, int, int]:
+    return int(entry), int(attr), int(entry % 1 * _SECOND), int(attr % 1 * _SECOND)
 
 
 class Inode(Protocol):
@@ -37,6 +52,19 @@ class Inode(Protocol):
     stamp: int
     stale: bool
     kernel: object
+
+    @property
+    def is_dir(self) -> bool: ...
+
+
+def _room(inode: Inode) -> tuple[int, int]:
+    """Its blocks of 512 bytes, and what number a device has."""
+    size, holes = inode.size, inode.rdev
+    if not stat.S_ISREG(inode.mode):
+        return (size + 511) // 512, holes
+    if not 0 <= holes <= size:
+        holes = 0  # older data may have the number of a device there
+    return (size - holes + 511) // 512, 0
 
 
 class Entries:
@@ -84,10 +112,9 @@ class Entries:
         return found
 
     def of(self, inode: Inode) -> EntryAttributes:
-        if inode.stale:  # shown for want of newer attributes: the kernel asks again, and nobody tells it to
+        if inode.stale:
             entry = EntryAttributes()
             self._fill(entry, inode)
-            entry.attr_timeout = 0.0
             return entry
         cached = inode.kernel
         if cached is not None and cached[0] == inode.stamp and cached[1] == self._epoch:  # type: ignore[index]
@@ -97,6 +124,57 @@ class Entries:
         self._fill(entry, inode)
         inode.kernel = (inode.stamp, self._epoch, entry)
         return entry
+
+    def absent_bytes(self, parent: int, name: bytes) -> bytes:
+        """The same as the kernel reads it."""
+        told = self.absent(parent, name)
+        return _KEPT.pack(0, 0, *_parts(told.entry_timeout, told.attr_timeout)) + _NOTHING
+
+    def entry_bytes(self, inode: Inode) -> bytes:
+        """What `of` says, as the kernel reads it."""
+        entry, attr = self._timeouts(inode)
+        number = 1 if inode.ino == self._root else inode.ino
+        return _KEPT.pack(number, 0, *_parts(entry, attr)) + self._attr(number, inode)
+
+    def attr_bytes(self, inode: Inode) -> bytes:
+        """Its attributes alone."""
+        attr = self._timeouts(inode)[1]
+        number = 1 if inode.ino == self._root else inode.ino
+        return _VALID.pack(int(attr), int(attr % 1 * _SECOND), 0) + self._attr(number, inode)
+
+    def _timeouts(self, inode: Inode) -> tuple[float, float]:
+        """How long the kernel keeps the name and the attributes."""
+        # An open does not tell by which name it came: of several names the kernel looks each one up before.
+        one = self._keep or inode.nlink <= 1 or inode.is_dir
+        # Shown for want of newer attributes: the kernel asks again, and nobody tells it to.
+        attr = self.timeout if self._keep and not inode.stale else 0.0
+        return self.timeout if one else 0.0, attr
+
+    @staticmethod
+    def _attr(number: int, inode: Inode) -> bytes:
+        size = inode.size
+        blocks, rdev = _room(inode)
+        atime, atime_ns = divmod(inode.atime, _SECOND)
+        mtime, mtime_ns = divmod(inode.mtime, _SECOND)
+        ctime, ctime_ns = divmod(inode.ctime, _SECOND)
+        return _ATTR.pack(
+            number,
+            size,
+            blocks,
+            atime,
+            mtime,
+            ctime,
+            atime_ns,
+            mtime_ns,
+            ctime_ns,
+            inode.mode,
+            inode.nlink,
+            inode.uid,
+            inode.gid,
+            rdev & 0xFFFFFFFF,
+            BLKSIZE,
+            0,
+        )
 
     def passing(self, inode: Inode) -> EntryAttributes:
         """The same for a listing, good until the next call: an entry kept for each listed file would be a
@@ -112,18 +190,10 @@ class Entries:
         entry.st_nlink = inode.nlink
         entry.st_uid = inode.uid
         entry.st_gid = inode.gid
-        regular = stat.S_ISREG(inode.mode)
-        entry.st_rdev = 0 if regular else inode.rdev
+        entry.st_blocks, entry.st_rdev = _room(inode)
         entry.st_size = inode.size
         entry.st_blksize = BLKSIZE
-        holes = inode.rdev if regular else 0
-        if not 0 <= holes <= inode.size:
-            holes = 0  # older data may have the number of a device there
-        entry.st_blocks = (inode.size - holes + 511) // 512
         entry.st_atime_ns = inode.atime
         entry.st_mtime_ns = inode.mtime
         entry.st_ctime_ns = inode.ctime
-        # An open does not tell by which name it came: of several names the kernel looks each one up before.
-        one = self._keep or inode.nlink <= 1 or stat.S_ISDIR(inode.mode)
-        entry.entry_timeout = self.timeout if one else 0.0
-        entry.attr_timeout = self.timeout if self._keep else 0.0
+        entry.entry_timeout, entry.attr_timeout = self._timeouts(inode)

@@ -11,20 +11,20 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from fsd.kernel import requests
+from fsd.kernel.callers import as_owner, groups_of, sets_nothing
 from fsd.kernel.direct import Both, DirectWrites
 from fsd.kernel.entries import FOREVER, TIMEOUT, Entries
 from fsd.kernel.handlers import handler, translated
 from fsd.kernel.machine import Machine
 from fsd.kernel.replies import without_flush
 from fsd.kernel.requests import (
-    EVERY_GROUP,
     Change,
     acts_as_owner,
     changes_owner,
@@ -34,6 +34,7 @@ from fsd.kernel.requests import (
     take_forgotten,
     take_released,
 )
+from fsd.kernel.shortcut import Shortcut
 from fsd.model.acl import NAMES
 from fsd.model.errors import PosixError, Unavailable
 from fsd.vfs.node import Inode
@@ -58,23 +59,6 @@ _LABEL = b"security.selinux"
 READ_HERE_MAX = 64 * 1024
 # The name in a `create` that is O_TMPFILE (`_extra.c`).
 _UNNAMED = b"/"
-
-
-def _groups(ctx: RequestContext) -> Collection[int]:
-    """All groups of the caller. It waits for our answer, so it is there to be asked about."""
-    return {ctx.gid, *pyfuse3.get_sup_groups(ctx.pid)}
-
-
-def _as_owner(ctx: RequestContext) -> Collection[int]:
-    """The groups whose set-group-ID bit stays where the caller changes an owner."""
-    return EVERY_GROUP if may_keep_bits(ctx.pid, ctx.uid) else _groups(ctx)
-
-
-def sets_nothing(fields: SetattrFields) -> bool:
-    """Whether it is the request of a chown(-1, -1), or the one before a change that takes bits away."""
-    owner = fields.update_uid or fields.update_gid
-    times = fields.update_atime or fields.update_mtime
-    return not (owner or times or fields.update_mode or fields.update_size)
 
 
 class FsdOperations(pyfuse3.Operations):
@@ -103,7 +87,7 @@ class FsdOperations(pyfuse3.Operations):
         super().__init__()
         self.enable_acl = acl
         self._machine = machine
-        self._volume = machine.volume
+        self.volume = machine.volume
         self._root = machine.volume.root_ino
         self.entries = Entries(self._root, FOREVER if immutable else TIMEOUT, keep=not ask)
         self._keep_cache = immutable
@@ -163,13 +147,17 @@ class FsdOperations(pyfuse3.Operations):
         """Have what the kernel is about to ask answered without a handler (`requests`). The loop then calls
         what is returned before it does anything but go on with requests."""
         self._known_ahead = self._xattr and requests.answer_here()
-        self._closes_alone = self._known_ahead and self._volume.closes_alone
+        self._closes_alone = self._known_ahead and self.volume.closes_alone
         self._machine.news = self._forget_ahead if self._known_ahead else None
+        if self._known_ahead and self.volume.waiting_jobs is not None:
+            Shortcut(self).take()
         return self._machine.news
 
     def _forget_ahead(self) -> None:
         if requests.forget_answers():
             self.answered = self._now()
+        for parent, name in requests.take_absent():
+            self.entries.absent(self.ino(parent), name)
         released = take_released()
         if released is not None:
             self.were_released(released)
@@ -187,35 +175,38 @@ class FsdOperations(pyfuse3.Operations):
         if self._known_ahead and not inode.xattrs and inode.is_file:
             requests.bare_file(nodeid)
 
-    def _told_handle(self, fh: int) -> None:
+    def told_handle(self, fh: int) -> None:
         """A handle that may write: what the close of it says."""
-        if self._closes_alone and not self._volume.untold(fh):
+        if self._closes_alone and not self.volume.untold(fh):
             requests.quiet_handle(fh)
 
-    def _changed_in(self, parent: int) -> None:
+    def changed_in(self, parent: int) -> None:
         """A name in a directory changed: its attributes are what the kernel asks for next."""
         if self._known_ahead:
-            node = self._volume.node(self._ino(parent))
+            node = self.volume.node(self.ino(parent))
             requests.changed_directory(parent, node.mtime, node.ctime, node.nlink, node.size)
 
     def abort(self) -> None:
         """Answer everything that is parked with EIO."""
         self._machine.fail_requests(Unavailable("the mount ends"))
 
-    def _ino(self, nodeid: int) -> int:
+    def ino(self, nodeid: int) -> int:
         return self._root if nodeid == 1 else nodeid
 
-    def _entry(self, inode: Inode) -> EntryAttributes:
+    def now_answered(self) -> None:
         self.answered = self._now()
+
+    def _entry(self, inode: Inode) -> EntryAttributes:
+        self.now_answered()
         return self.entries.of(inode)
 
     # names
 
     @handler
     def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        inode = self._volume.lookup(self._ino(parent), name, ctx, ctx.pid)
+        inode = self.volume.lookup(self.ino(parent), name, ctx, ctx.pid)
         self.answered = self._now()
-        return self.entries.absent(self._ino(parent), name) if inode is None else self.entries.of(inode)
+        return self.entries.absent(self.ino(parent), name) if inode is None else self.entries.of(inode)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         self._forget(inode_list)
@@ -229,13 +220,13 @@ class FsdOperations(pyfuse3.Operations):
             if nodeid == 1:
                 continue
             try:
-                self._volume.forget(nodeid, nlookup)
+                self.volume.forget(nodeid, nlookup)
             except Exception:
                 log.exception("forget of %d failed", nodeid)
 
     @handler
     def getattr(self, nodeid: int, ctx: RequestContext) -> EntryAttributes:
-        inode = self._volume.getattr(self._ino(nodeid))
+        inode = self.volume.getattr(self.ino(nodeid))
         if inode.handles:
             self._told_file(nodeid, inode)
         return self._entry(inode)
@@ -265,8 +256,8 @@ class FsdOperations(pyfuse3.Operations):
             if change is not None:  # of such a request the kernel does not say it
                 kills = not may_keep_bits(ctx.pid, ctx.uid)
                 by = 0 if chowns and acts_as_owner(ctx.pid, ctx.uid) else ctx.uid
-        inode = self._volume.setattr(
-            self._ino(nodeid),
+        inode = self.volume.setattr(
+            self.ino(nodeid),
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
@@ -274,62 +265,66 @@ class FsdOperations(pyfuse3.Operations):
             atime=attr.st_atime_ns if fields.update_atime else None,
             mtime=attr.st_mtime_ns if fields.update_mtime else None,
             by=by,
-            groups=functools.partial(_groups if kills is None or fields.update_size else _as_owner, ctx),
+            groups=functools.partial(groups_of if kills is None or fields.update_size else as_owner, ctx),
             kills=kills,
             chowns=chowns,
         )
+        self.set_already(nodeid, inode)
+        return self._entry(inode)
+
+    def set_already(self, nodeid: int, inode: Inode) -> None:
+        """Attributes were set."""
         if inode.handles:
             self._told_file(nodeid, inode)
         if inode.is_dir and self._known_ahead:  # by a further number of it perhaps
             self._forget_ahead()
-        return self._entry(inode)
 
     @handler
     def readlink(self, nodeid: int, ctx: RequestContext) -> bytes:
-        return self._volume.readlink(self._ino(nodeid))
+        return self.volume.readlink(self.ino(nodeid))
 
     @handler
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
-        made = self._volume.mknod(self._ino(parent), name, mode, rdev, ctx.uid, ctx.gid, ctx.umask)
-        self._changed_in(parent)
+        made = self.volume.mknod(self.ino(parent), name, mode, rdev, ctx.uid, ctx.gid, ctx.umask)
+        self.changed_in(parent)
         return self._entry(made)
 
     @handler
     def mkdir(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        made = self._volume.mkdir(self._ino(parent), name, mode, ctx.uid, ctx.gid, ctx.umask)
-        self._changed_in(parent)
+        made = self.volume.mkdir(self.ino(parent), name, mode, ctx.uid, ctx.gid, ctx.umask)
+        self.changed_in(parent)
         return self._entry(made)
 
     @handler
     def symlink(self, parent: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        made = self._volume.symlink(self._ino(parent), name, target, ctx.uid, ctx.gid)
-        self._changed_in(parent)
+        made = self.volume.symlink(self.ino(parent), name, target, ctx.uid, ctx.gid)
+        self.changed_in(parent)
         return self._entry(made)
 
     @handler
     def link(self, nodeid: int, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        linked = self._volume.link(self._ino(nodeid), self._ino(parent), name)
-        self._changed_in(parent)
+        linked = self.volume.link(self.ino(nodeid), self.ino(parent), name)
+        self.changed_in(parent)
         return self._entry(linked)
 
     @handler
     def unlink(self, parent: int, name: bytes, ctx: RequestContext) -> None:
-        self._volume.unlink(self._ino(parent), name)
-        self._changed_in(parent)
+        self.volume.unlink(self.ino(parent), name)
+        self.changed_in(parent)
 
     @handler
     def rmdir(self, parent: int, name: bytes, ctx: RequestContext) -> None:
-        self._volume.rmdir(self._ino(parent), name)
-        self._changed_in(parent)
+        self.volume.rmdir(self.ino(parent), name)
+        self.changed_in(parent)
 
     @handler
     def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, ctx: RequestContext
     ) -> None:
-        self._volume.rename(self._ino(parent), name, self._ino(new_parent), new_name, flags)
-        self._changed_in(parent)
+        self.volume.rename(self.ino(parent), name, self.ino(new_parent), new_name, flags)
+        self.changed_in(parent)
         if new_parent != parent:
-            self._changed_in(new_parent)
+            self.changed_in(new_parent)
 
     # files
 
@@ -337,16 +332,22 @@ class FsdOperations(pyfuse3.Operations):
     def create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        where = self._ino(parent)
+        where = self.ino(parent)
         if name == _UNNAMED:
-            inode, fh = self._volume.create_unnamed(where, mode, ctx.uid, ctx.gid, flags, ctx.umask)
+            inode, fh = self.volume.create_unnamed(where, mode, ctx.uid, ctx.gid, flags, ctx.umask)
         else:
-            inode, fh = self._volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
-            self._changed_in(parent)
-        self._told_file(inode.ino, inode)
-        self._opened(fh, flags, inode.ino, ctx)
-        self._told_handle(fh)
+            inode, fh = self.volume.create(where, name, mode, ctx.uid, ctx.gid, flags, ctx.umask)
+        self.made_and_opened(0 if name == _UNNAMED else parent, inode, fh, flags, ctx.pid)
         return FileInfo(fh=fh), self._entry(inode)
+
+    def made_and_opened(self, parent: int, inode: Inode, fh: int, flags: int, pid: int) -> None:
+        """A new file is told of, as open."""
+        if parent:
+            self.changed_in(parent)
+        self._told_file(inode.ino, inode)
+        self._opened(fh, flags, inode.ino, pid)
+        if self._closes_alone:  # of a new one there is nothing to be told
+            requests.quiet_handle(fh)
 
     async def open(self, nodeid: int, flags: int, ctx: RequestContext) -> FileInfo:
         answer, told = await self.open_file(nodeid, flags, self._change(), ctx)
@@ -363,23 +364,23 @@ class FsdOperations(pyfuse3.Operations):
         self, nodeid: int, flags: int, change: Change | None, ctx: RequestContext
     ) -> tuple[FileInfo, Want | None]:
         """The answer, and what it is to wait for."""
-        ino = self._ino(nodeid)
+        ino = self.ino(nodeid)
         kills = None if change is None else change.kills
-        mode = self._volume.node(ino).mode
-        groups = functools.partial(_groups, ctx)
-        fh = self._volume.open(ino, flags, ctx.uid, groups, ctx, kills, ctx.pid)
-        self._opened(fh, flags, ino, ctx)
-        kept = self._volume.pages_kept(fh) and not self.direct.writes(ino)
+        mode = self.volume.node(ino).mode
+        groups = functools.partial(groups_of, ctx)
+        fh = self.volume.open(ino, flags, ctx.uid, groups, ctx, kills, ctx.pid)
+        self._opened(fh, flags, ino, ctx.pid)
+        kept = self.volume.pages_kept(fh) and not self.direct.writes(ino)
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            self._told_file(nodeid, self._volume.node(ino))
-            self._told_handle(fh)
+            self._told_file(nodeid, self.volume.node(ino))
+            self.told_handle(fh)
         elif self._known_ahead and not flags & (os.O_DIRECT | os.O_TRUNC) and not self.direct.writers:
-            data = self._volume.at_hand(fh, READ_HERE_MAX, kept=kept)
+            data = self.volume.at_hand(fh, READ_HERE_MAX, kept=kept)
             if data is not None:
                 file_bytes(fh, data)
-        without_flush(not self._volume.needs_flush(fh))
+        without_flush(not self.volume.needs_flush(fh))
         answer = FileInfo(fh=fh, keep_cache=kept or self._keep_cache)
-        if flags & os.O_TRUNC and self._volume.node(ino).mode != mode:
+        if flags & os.O_TRUNC and self.volume.node(ino).mode != mode:
             # Of a file that was emptied the kernel keeps the mode, which the answer cannot tell.
             return answer, self.direct.give_up_pages(ino)
         return answer, None
@@ -388,8 +389,8 @@ class FsdOperations(pyfuse3.Operations):
     def open_waits(self, told: Want, ctx: RequestContext) -> None:
         raise Park(told, again=False)
 
-    def _opened(self, fh: int, flags: int, ino: int, ctx: RequestContext) -> None:
-        self._openers[fh] = ctx.pid
+    def _opened(self, fh: int, flags: int, ino: int, pid: int) -> None:
+        self._openers[fh] = pid
         if flags & os.O_DIRECT and flags & os.O_ACCMODE != os.O_RDONLY:
             self.direct.opened(fh, ino)
 
@@ -397,7 +398,7 @@ class FsdOperations(pyfuse3.Operations):
     def read(self, fh: int, offset: int, size: int) -> bytes:
         if self.direct.writers:
             self._through_pages(fh)
-        return self._volume.read(fh, offset, size)
+        return self.volume.read(fh, offset, size)
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         return await self.write_file(fh, offset, data, self._change())
@@ -409,22 +410,22 @@ class FsdOperations(pyfuse3.Operations):
             fh -= MAPPED
         try:
             if change is None:
-                done = self._volume.write(fh, offset, data, mapped=mapped)
+                done = self.volume.write(fh, offset, data, mapped=mapped)
             else:
                 mapped |= change.from_pages
                 by = change.kills, change.groups
-                done = self._volume.write(fh, offset, data, *by, mapped=mapped, appends=change.appends)
+                done = self.volume.write(fh, offset, data, *by, mapped=mapped, appends=change.appends)
         except Park as park:
             if self.direct.writers and not park.again:  # it was done, and is being committed
                 self._written_too(fh, park)
             raise
-        self._told_handle(fh)
+        self.told_handle(fh)
         if self.direct.writers:
             self._written(fh, done)
         return done
 
     def _through_pages(self, fh: int) -> None:
-        handle = self._volume.handle(fh)
+        handle = self.volume.handle(fh)
         if not handle.flags & os.O_DIRECT:
             self.direct.through_pages(handle.node.ino)
 
@@ -445,17 +446,17 @@ class FsdOperations(pyfuse3.Operations):
     def lseek(self, fh: int, offset: int, whence: int, request: Request) -> int:
         """SEEK_DATA and SEEK_HOLE; the rest the kernel does itself. What was stored through a mapping may be
         in the kernel alone: before a hole is told it gives that up, while this request is parked."""
-        found = self._volume.seek(fh, offset, whence)
-        if found.hole and not request.flushed and self._volume.may_be_mapped(fh):
+        found = self.volume.seek(fh, offset, whence)
+        if found.hole and not request.flushed and self.volume.may_be_mapped(fh):
             request.flushed = True
-            raise Park(self.direct.give_up_pages(self._volume.handle(fh).node.ino))
+            raise Park(self.direct.give_up_pages(self.volume.handle(fh).node.ino))
         if found.offset is None:
             raise FUSEError(errno.ENXIO)
         return found.offset
 
     @handler
     def fallocate(self, fh: int, mode: int, offset: int, length: int, request: Request) -> None:
-        self._volume.allocate(fh, mode, offset, length)
+        self.volume.allocate(fh, mode, offset, length)
 
     @handler
     def copy_file_range(
@@ -468,24 +469,24 @@ class FsdOperations(pyfuse3.Operations):
         flags: int,
         request: Request,
     ) -> int:
-        return self._volume.copy_range(fh_in, offset_in, fh_out, offset_out, size, flags)
+        return self.volume.copy_range(fh_in, offset_in, fh_out, offset_out, size, flags)
 
     @handler
     def flush(self, fh: int) -> None:
         if self._openers.get(fh) not in self.own:
-            self._volume.flush(fh)
+            self.volume.flush(fh)
 
     @handler
     def fsync(self, fh: int, datasync: bool) -> None:
         if self._openers.get(fh) not in self.own:
-            self._volume.fsync(fh, datasync)
+            self.volume.fsync(fh, datasync)
 
     @handler
     def release(self, fh: int) -> None:
         self._release(fh)
 
     def _release(self, fh: int) -> None:
-        self._volume.release(fh)
+        self.volume.release(fh)
         self._openers.pop(fh, None)
         self.direct.closed(fh)
 
@@ -493,8 +494,8 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def opendir(self, nodeid: int, ctx: RequestContext) -> int:
-        ino = self._ino(nodeid)
-        fh = self._volume.opendir(ino, ctx)
+        ino = self.ino(nodeid)
+        fh = self.volume.opendir(ino, ctx)
         self._directories[fh] = ino
         self._openers[fh] = ctx.pid
         return fh
@@ -508,12 +509,12 @@ class FsdOperations(pyfuse3.Operations):
         """
         page: list[tuple[bytes, Inode, int]] = []
         if start == 0 or start == 1:
-            page = self._volume.readdir(fh, 0, READDIR_PAGE)
+            page = self.volume.readdir(fh, 0, READDIR_PAGE)
             if not self._dots(fh, start, token):
                 return
         else:
-            page = self._volume.readdir(fh, start - 2, READDIR_PAGE)
-        entry_of, ref = self.entries.passing, self._volume.ref
+            page = self.volume.readdir(fh, start - 2, READDIR_PAGE)
+        entry_of, ref = self.entries.passing, self.volume.ref
         self.answered = self._now()
         for name, inode, cookie in page:
             if not pyfuse3.readdir_reply(token, name, entry_of(inode), cookie + 2):
@@ -521,7 +522,7 @@ class FsdOperations(pyfuse3.Operations):
             ref(inode.ino)
 
     def _dots(self, fh: int, start: int, token: pyfuse3.ReaddirToken) -> bool:
-        volume = self._volume
+        volume = self.volume
         own = volume.node(self._directories[fh])
         if start == 0 and not pyfuse3.readdir_reply(token, b".", self._dot(own.ino), 1):
             return False
@@ -538,18 +539,18 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def releasedir(self, fh: int) -> None:
-        self._volume.releasedir(fh)
+        self.volume.releasedir(fh)
         self._directories.pop(fh, None)
         self._openers.pop(fh, None)
 
     @handler
     def fsyncdir(self, fh: int, datasync: bool) -> None:
-        self._volume.fsyncdir(fh)
+        self.volume.fsyncdir(fh)
 
     @handler
     def statfs(self, ctx: RequestContext) -> StatvfsData:
         data = StatvfsData()
-        for name, value in self._volume.statfs().items():
+        for name, value in self.volume.statfs().items():
             setattr(data, name, value)
         return data
 
@@ -571,7 +572,7 @@ class FsdOperations(pyfuse3.Operations):
     def getxattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> bytes:
         self._check_xattr(name)
         try:
-            return self._volume.getxattr(self._ino(nodeid), name)
+            return self.volume.getxattr(self.ino(nodeid), name)
         except PosixError as exc:
             if name == _LABEL and exc.errno == errno.ENODATA:
                 raise FUSEError(errno.EOPNOTSUPP) from None
@@ -580,16 +581,16 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def setxattr(self, nodeid: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         self._check_xattr(name)
-        groups = functools.partial(_groups, ctx)
-        self._volume.setxattr(self._ino(nodeid), name, value, ctx.uid, groups)
+        groups = functools.partial(groups_of, ctx)
+        self.volume.setxattr(self.ino(nodeid), name, value, ctx.uid, groups)
 
     @handler
     def listxattr(self, nodeid: int, ctx: RequestContext) -> Sequence[bytes]:
         if not self._xattr:
             raise FUSEError(errno.ENOSYS)
-        return self._volume.listxattr(self._ino(nodeid), ctx.uid)
+        return self.volume.listxattr(self.ino(nodeid), ctx.uid)
 
     @handler
     def removexattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> None:
         self._check_xattr(name)
-        self._volume.removexattr(self._ino(nodeid), name)
+        self.volume.removexattr(self.ino(nodeid), name)

@@ -149,21 +149,40 @@ def answer_here() -> bool:
     return True
 
 
+def call_directly(calls: dict[int, Callable[..., bytes | int | None]], jobs: Collection[object]) -> None:
+    """From now on call these functions for requests, by the numbers of operations: they give the answer, the
+    number of an error (0: none), or None, and the request goes to its handler. What they put into `jobs`
+    is handed out before the next one."""
+    if hasattr(_extension, "call_directly"):
+        assert _extension is not None
+        _extension.call_directly(calls, jobs)
+
+
 def forget_answers() -> int:
     """Forget what is known for it; how many questions were answered since the last call."""
     return 0 if _extension is None else int(_extension.forget_answers())
 
 
-def bare_file(nodeid: int) -> None:
-    """The kernel is told the attributes of a file that has no capabilities, and may ask for them."""
-    if _extension is not None:
-        _extension.bare_file(nodeid)
+# All names of a directory are in a dict, where None does not exist; of others these bytes are told. (A
+# function of Python's around each of these would cost more than they do.)
+whole_directory: Final[Callable[[int, dict[bytes, int | None], bytes], None]] = getattr(
+    _extension, "whole_directory", lambda nodeid, entries, answer: None
+)
+
+# The names, with their directories, that were told not to exist without a handler since the last call.
+take_absent: Final[Callable[[], tuple[tuple[int, bytes], ...]]] = getattr(
+    _extension, "take_absent", lambda: ()
+)
 
 
-def changed_directory(nodeid: int, mtime: int, ctime: int, nlink: int, size: int) -> None:
-    """A handler changed a directory, which is so now (ns, bytes); all else is as the kernel was told last."""
-    if _extension is not None:
-        _extension.changed_directory(nodeid, mtime, ctime, nlink, size)
+# The kernel is told the attributes of a file that has no capabilities, and may ask for them.
+bare_file: Final[Callable[[int], None]] = getattr(_extension, "bare_file", lambda nodeid: None)
+
+# A handler changed a directory: its number, mtime, ctime (ns), links and size; all else is as the kernel was
+# told last.
+changed_directory: Final[Callable[[int, int, int, int, int], None]] = getattr(
+    _extension, "changed_directory", lambda nodeid, mtime, ctime, nlink, size: None
+)
 
 
 def file_bytes(fh: int, data: bytes) -> None:
@@ -172,7 +191,7 @@ def file_bytes(fh: int, data: bytes) -> None:
         _extension.file_bytes(fh, data)
 
 
-# A flush of this handle has nothing to do or to tell. (A function of Python's around it would cost more.)
+# A flush of this handle has nothing to do or to tell.
 quiet_handle: Final[Callable[[int], None]] = getattr(_extension, "quiet_handle", lambda fh: None)
 
 # The handles whose release was answered ahead; None: there are none. To be asked before each handler and

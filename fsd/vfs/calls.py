@@ -139,16 +139,17 @@ class Calls:
 
     def child(self, parent: Inode, name: bytes) -> Inode | None:
         """What `name` means in a directory, None for nothing; parks when that is not known."""
-        parent.used = self.core.ticks
+        core = self.core
+        parent.used = core.ticks
         if name in parent.names_stale and name not in parent.names_pending:
             raise Park(self.loader.name(parent, name))
-        if name not in parent.names_pending and self.doubtful_name(parent, name):
+        if self.silent and name not in parent.names_pending and self.doubtful_name(parent, name):
             raise Park(self.loader.name(parent, name, soft=True))
         ino = parent.entries.get(name, 0)
         if ino is None or (ino == 0 and parent.complete):
             return None
-        node = self.core.nodes.by_ino.get(ino)
-        if node is None or self.outlived(parent, name, node):
+        node = core.nodes.by_ino.get(ino)
+        if node is None or (node.gone and self.outlived(parent, name, node)):
             raise Park(self.loader.name(parent, name))
         return node
 
@@ -298,7 +299,8 @@ class Calls:
     # changes -----------------------------------------------------------------------------------------
     def room(self, length: int) -> None:
         """Let a change of `length` bytes into the log, or park until there is room for it."""
-        self.room_in_memory(length)
+        if self.unsent >= self.unsent_max:
+            self.room_in_memory(length)
         used = self.core.log.used
         if used + length <= self.limit * FLUSH_AT:
             return

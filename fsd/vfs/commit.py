@@ -38,7 +38,7 @@ from fsd.vfs.log import ACK, CANCEL, CONTENT, OP
 from fsd.vfs.lost import put_off
 from fsd.vfs.node import Inode
 from fsd.vfs.outcomes import LATE, done
-from fsd.vfs.queue import Queued, touched
+from fsd.vfs.queue import Queued, Touched, touched
 from fsd.vfs.records import Ack, Cancel, Flown, packb
 from fsd.vfs.refused import Refusal, SalvageJob
 from fsd.vfs.resession import SessionJob, session_info, switch
@@ -104,12 +104,16 @@ class Committer:
 
     def enqueue(self, op: Op, pos: int) -> None:
         """Queue a logged operation, once what it makes is in memory."""
-        self.core.queue.add(Queued(op.opno, op, pos, self.core.now()))
+        about = touched(op)
+        self.core.queue.add(Queued(op.opno, op, pos, self.core.now()), about[0])
         self.core.stir()
-        self.mark(op, 1)
+        self._mark(about, 1)
 
     def mark(self, op: Op, by: int) -> None:
-        inos, names = touched(op)
+        self._mark(touched(op), by)
+
+    def _mark(self, about: Touched, by: int) -> None:
+        inos, names = about
         core = self.core
         nodes = core.nodes
         by_ino = nodes.by_ino

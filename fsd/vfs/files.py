@@ -142,7 +142,7 @@ class FileCalls(NameCalls):
 
     def opened(self, node: Inode, flags: int) -> int:
         fh = self.new_handle(node, flags)
-        if node.is_file and self.handles[fh].writable:
+        if flags & os.O_ACCMODE != os.O_RDONLY and node.is_file:
             node.file().writers += 1
         return fh
 
@@ -333,7 +333,8 @@ class FileCalls(NameCalls):
         if not data:
             return 0
         content = node.file()
-        self.know_blocks(node)
+        if content.base is None or content.void:
+            self.know_blocks(node)
         if not mapped:
             if kills is None:
                 self.take_bits(handle)
@@ -369,7 +370,8 @@ class FileCalls(NameCalls):
             taken = set_id_bits(node, 0, groups, kills)
             if taken:
                 self.set_attributes(node, mode=node.mode & ~taken)
-        self.drop_capability(node)
+        if node.xattrs:
+            self.drop_capability(node)
 
     def out_of_space(self, exc: NoSpace) -> NoReturn:
         """The disk under the log is full: send what there is and wait for room, or say so at once when

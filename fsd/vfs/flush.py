@@ -94,7 +94,7 @@ class Flusher:
                 return told[0]  # what the server has follows from the records since
             return self.log_base(node, content)
         # A new file: the record of its creation says the rest.
-        return min((q.pos for q in self.core.queue.of(node.ino)), default=self.core.log.tail)
+        return self.core.queue.oldest_of(node.ino, self.core.log.tail)
 
     def base_length(self, node: Inode) -> int:
         """At most so many bytes are logged before the next change of the content, for what the server has."""

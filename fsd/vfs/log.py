@@ -261,8 +261,8 @@ class Log:
     @property
     def used(self) -> int:
         """Bytes of records in all segments kept (what `--buffer-size` bounds)."""
-        own = self._at if self._begun else 0
-        return own + sum(n for s, n in self._sizes.items() if not self._begun or s != self._segment)
+        whole = sum(self._sizes.values())
+        return whole + self._at - self._sizes[self._segment] if self._begun else whole
 
     @property
     def much(self) -> int:
@@ -316,12 +316,6 @@ class Log:
         """
         return self._write(kind, ino, offset, pieces, spare=spare)
 
-    def prepare(self, length: int) -> None:
-        """Have room in this segment for records of `length` bytes together, their headers included: appending
-        them does not fail for want of it. Raises `NoSpace`. The caller rotates first, as for `append`."""
-        if self._at + length + RESERVE > self._allocated:
-            self._allocate(self._at + length, True)
-
     def _write(self, kind: int, ino: int, offset: int, pieces: list[bytes], *, spare: bool) -> int:
         crc, length = 0, 0
         for piece in pieces:
@@ -333,9 +327,12 @@ class Log:
         if end + RESERVE > self._allocated:
             self._allocate(end, spare)
         fd = self._fds[self._segment]
-        buffers = [head + HEAD_CRC.pack(crc32(head)), *pieces]
+        buffers = [head, HEAD_CRC.pack(crc32(head)), *pieces]
         try:
-            done = os.pwritev(fd, buffers, self._at)
+            if length < PAGE:  # one buffer costs the call less than several
+                done = os.pwrite(fd, b"".join(buffers), self._at)
+            else:
+                done = os.pwritev(fd, buffers, self._at)
             if done != total:
                 rest = memoryview(b"".join(buffers))[done:]
                 while rest:
@@ -350,6 +347,12 @@ class Log:
         self._at = end
         self.unsynced.add(self._segment)
         return pos
+
+    def prepare(self, length: int) -> None:
+        """Have room in this segment for records of `length` bytes together, their headers included: appending
+        them does not fail for want of it. Raises `NoSpace`. The caller rotates first, as for `append`."""
+        if self._at + length + RESERVE > self._allocated:
+            self._allocate(self._at + length, True)
 
     def _allocate(self, end: int, spare: bool) -> None:
         """Have space for a record that ends at `end` and RESERVE behind it."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Final, TypeAlias
@@ -29,8 +29,11 @@ def touched(op: Op) -> Touched:
         parent = op.parent
         return (op.ino, parent), ((parent, op.name),)
     if isinstance(op, Rename):
+        names = (op.parent, op.name), (op.new_parent, op.new_name)
+        if op.parent == op.new_parent and not op.over:
+            return (op.ino, op.parent), names
         inos = {op.ino, op.parent, op.new_parent, *((op.over,) if op.over else ())}
-        return tuple(inos), ((op.parent, op.name), (op.new_parent, op.new_name))
+        return tuple(inos), names
     return (op.ino,), ()
 
 
@@ -54,8 +57,8 @@ class Queued:
     pos: int
     at: float
     flight: Flight | None = None
-    blobs: list[Blob] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
+    blobs: Sequence[Blob] = ()  # most operations have none, and many may wait
+    sources: Sequence[Source] = ()
     with_next: bool = False
 
     @property
@@ -81,11 +84,16 @@ class CommitQueue:
     def __iter__(self) -> Iterator[Queued]:
         return iter(self._ops.values())
 
-    def add(self, queued: Queued) -> None:
-        """Append; numbers rise."""
-        self._ops[queued.opno] = queued
-        for ino in self._inos(queued):
-            self._by_ino.setdefault(ino, {})[queued.opno] = None
+    def add(self, queued: Queued, inos: Sequence[int] = ()) -> None:
+        """Append; numbers rise. `inos`: those it touches, where they are known already."""
+        opno, by_ino = queued.opno, self._by_ino
+        self._ops[opno] = queued
+        for ino in inos or self._inos(queued):
+            numbers = by_ino.get(ino)
+            if numbers is None:
+                by_ino[ino] = {opno: None}
+            else:
+                numbers[opno] = None
 
     @staticmethod
     def _inos(queued: Queued) -> tuple[int, ...]:
@@ -123,6 +131,10 @@ class CommitQueue:
     def of(self, ino: int) -> list[Queued]:
         """What is queued for an inode, in order."""
         return [self._ops[opno] for opno in sorted(self._by_ino.get(ino, ()))]
+
+    def oldest_of(self, ino: int, default: int) -> int:
+        """The oldest log position that anything queued for an inode needs."""
+        return min((self._ops[opno].pos for opno in self._by_ino.get(ino, ())), default=default)
 
     def last(self, ino: int, but: Collection[int] = ()) -> Queued | None:
         """The newest operation queued for an inode, apart from the numbers in `but`."""

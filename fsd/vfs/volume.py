@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -79,6 +79,11 @@ class Volume(CopyCalls):
         found = list(self.core.jobs)
         self.core.jobs.clear()
         return found
+
+    @property
+    def waiting_jobs(self) -> Collection[Job]:
+        """What calls have left for `jobs` to hand out. Always the same object, of which the length counts."""
+        return self.core.jobs
 
     def heard(self, job: Job, result: object) -> bool:
         """Whether calls end by a commit's answer as it is; `finish` comes after they were answered."""

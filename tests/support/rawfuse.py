@@ -102,8 +102,8 @@ class Kernel:
 class Player:
     """`handled` counts the questions that came to a handler."""
 
-    def __init__(self, directory: Path) -> None:
-        host = Host()
+    def __init__(self, directory: Path, wall_ns: Callable[[], int] | None = None) -> None:
+        host = Host() if wall_ns is None else Host(wall_ns=wall_ns)
         self.bench = Bench(directory / "server")
         self.remote = InProcess(self.bench.service, self.bench.fs, lambda route: "pass")
         options = VolumeOptions(

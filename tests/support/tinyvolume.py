@@ -67,6 +67,7 @@ class TinyVolume:
     session = 1
     feed_seq = 0
     closes_alone = False
+    waiting_jobs = None  # every call comes by its handler
     refused = 0  # operations the server would not take
     stuck = 0  # operations that never get there
 

@@ -1,0 +1,60 @@
+"""What is answered past pyfuse3 is answered as the handlers do, byte by byte, and reaches no handler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd.kernel import requests
+
+TESTS = Path(__file__).resolve().parents[1]
+# The extension has to come before pyfuse3.
+PLAY = "import fsd.kernel.requests; from support.rawshortcut import main; main()"
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    assert hasattr(requests._extension, "call_directly"), "an older extension, or none: scripts/setup"
+    found: dict[str, Any] = {}
+    for way in ("shortcut", "handlers"):
+        done = subprocess.run(
+            [sys.executable, "-c", PLAY, tmp_path_factory.mktemp("raw"), way],
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found[way] = json.loads(done.stdout)
+    return found
+
+
+def test_every_answer_is_the_handlers(played: dict[str, Any]) -> None:
+    ways = played["shortcut"]["answers"], played["handlers"]["answers"]
+    assert len(ways[0]) == len(ways[1]) > 80
+    for ours, theirs in zip(*ways, strict=True):
+        assert ours == theirs
+
+
+def test_each_kind_is_refused_and_done(played: dict[str, Any]) -> None:
+    """Else nothing was compared."""
+    for kind in ("create", "rename", "unlink", "lookup", "write"):
+        errors = {bool(error) for what, error, _ in played["shortcut"]["answers"] if what.startswith(kind)}
+        assert errors >= ({False} if kind == "lookup" else {False, True}), kind
+
+
+def test_absent_names_are_told_without_python_and_known_as_told(played: dict[str, Any]) -> None:
+    here, there = played["shortcut"], played["handlers"]
+    assert here["looks"] < there["looks"] / 3
+    assert here["told"] == there["told"]
+
+
+def test_only_what_is_not_common_comes_to_a_handler(played: dict[str, Any]) -> None:
+    assert played["shortcut"]["handled"] == ["write, no handle", "size", "size and time"]
+    assert len(played["handlers"]["handled"]) > 50
