@@ -138,7 +138,8 @@ def test_answers_are_the_same_by_either_way(mount: Mount) -> None:
     assert [by_lane.get(one) for one in same] == [before.get(one) for one in same]
     assert by_lane["x-request-id"].startswith("req_") and by_lane["x-request-id"] != before["x-request-id"]
     count = 'fsd_requests_total{route="/v1/file-systems/{id}/commits",method="POST",status="200"}'
-    assert metric(mount.fs.server, count) >= mount.opno - 1
+    # It is counted after it was answered.
+    wait_for(lambda: metric(mount.fs.server, count) >= mount.opno - 1, LONG, "each to be counted")
     assert mount.names() == mount.opno - 1
 
 
