@@ -28,12 +28,11 @@ def prune(directory: RuntimeDir) -> int:
     """Remove what is left of mounts that nobody serves and the kernel does not list: record, socket and lock.
     How many. Leaves alone what another process is about to use."""
     listed = {entry.ids[1] for entry in list_mounts() if entry.ids}
-    ended = []
-    for mount_id in _ids(directory.path):
-        if mount_id not in listed and not _needed(directory.load(mount_id)):
-            ended.append((_changed(directory, mount_id), mount_id))
     old = directory.host.wall_ns() / 1e9 - RECORDS_KEPT
-    ended.sort()
+    found = [(changed, one) for one, changed in _changed(directory.path).items() if one not in listed]
+    if len(found) <= RECORDS_MAX:  # then none goes that is young
+        found = [(changed, one) for changed, one in found if changed < old]
+    ended = sorted((changed, one) for changed, one in found if not _needed(directory.load(one)))
     beyond = len(ended) - RECORDS_MAX
     gone = sum(
         _remove(directory, mount_id)
@@ -44,12 +43,25 @@ def prune(directory: RuntimeDir) -> int:
     return gone
 
 
-def _ids(path: Path) -> set[str]:
+def _changed(path: Path) -> dict[str, float]:
+    """The mounts something lies there of, and when any of it was last written."""
+    found: dict[str, float] = {}
     try:
-        names = os.listdir(path)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match is not None:
+                    found[match[1]] = max(found.get(match[1], 0.0), _written(entry))
     except OSError:
-        return set()
-    return {match[1] for name in names if (match := _NAME.fullmatch(name))}
+        pass  # what was read by then; nothing where there is no directory
+    return found
+
+
+def _written(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0  # it went meanwhile
 
 
 def _files(directory: RuntimeDir, mount_id: str) -> list[Path]:
@@ -57,17 +69,6 @@ def _files(directory: RuntimeDir, mount_id: str) -> list[Path]:
         *directory.path.glob(f".{mount_id}.json.*"),
         *directory.files(mount_id),
     ]
-
-
-def _changed(directory: RuntimeDir, mount_id: str) -> float:
-    """When anything of it was last written."""
-    times = [0.0]
-    for file in _files(directory, mount_id):
-        try:
-            times.append(file.lstat().st_mtime)
-        except OSError:
-            continue  # that one does not exist, or went meanwhile
-    return max(times)
 
 
 def _needed(record: Record | None) -> bool:
@@ -97,7 +98,7 @@ def _remove(directory: RuntimeDir, mount_id: str) -> bool:
 
 def _prune_pointers(fixed: RuntimeDir) -> None:
     """Those that lead to no record."""
-    for mount_id in _ids(fixed.path):
+    for mount_id in _changed(fixed.path):
         pointer = fixed.load(mount_id)
         if pointer is None or Path(pointer.runtime_dir) == fixed.path:
             continue
