@@ -1,4 +1,4 @@
-"""Checkpoints on a schedule, thinned by a rule of the user's. Trio's thread.
+"""Checkpoints on a schedule, thinned by a rule of the user's. Main thread.
 
 One that would show what the newest one shows is skipped. What goes wrong is told by `fsd status` and tried
 again at the next turn; it never stops the mount.
@@ -10,8 +10,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
+from fsd.kernel import tasks
 from fsd.kernel.blocking import blocking
 from fsd.kernel.stop import quiet
 from fsd.model.errors import FsdError, UsageError
@@ -54,7 +53,7 @@ class Automatic:
         if not every:
             return
         while True:
-            await trio.sleep(every)
+            await tasks.sleep(every)
             try:
                 await self._turn(min(every, TIMEOUT))
                 self._problem = ""

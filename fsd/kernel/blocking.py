@@ -1,4 +1,4 @@
-"""Calls that block, made from trio's thread."""
+"""Calls that block, made from a task of the main thread."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-import trio
-
 from fsd.host import threads
+from fsd.kernel import tasks
 from fsd.model.errors import FsdError
 
 log = logging.getLogger(__name__)
@@ -17,10 +16,10 @@ T = TypeVar("T")
 
 async def blocking(call: Callable[[], T], *, abandon: bool = True) -> T:
     """`call()` on a thread; with `abandon` who is cancelled does not wait for its end. Raises what it raises,
-    and `Unavailable` where the system has no thread to give: an error of trio's own there would end the mount
-    for a limit that is met for a moment."""
+    and `Unavailable` where the system has no thread to give: another error would end the mount for a limit
+    that is met for a moment."""
     try:
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon)
+        return await tasks.in_thread(call, abandon=abandon)
     except RuntimeError as exc:
         error = threads.told(exc)
         if error is None:

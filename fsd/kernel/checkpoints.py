@@ -1,4 +1,4 @@
-"""Checkpoints made through this mount. Trio's thread.
+"""Checkpoints made through this mount. Main thread.
 
 First what was stored through shared mappings is fetched from the kernel (`syncer`), then the volume cuts
 (one moment of the FUSE thread, see `fsd.vfs.cut`), then all that is in the cut is committed and the
@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import subprocess
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
-from fsd.kernel import syncer
+from fsd.kernel import syncer, tasks
 from fsd.kernel.blocking import blocking
 from fsd.kernel.machine import ANSWER, silent
 from fsd.kernel.opening import Limit
 from fsd.kernel.stop import quiet, sizes
+from fsd.kernel.streams import Gone, start
 from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.model.limits import (
     BARRIERS_MAX,
@@ -54,16 +53,17 @@ class Checkpoints:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._turn = trio.Lock()
+        self._turn = tasks.Lock()
         self.last: dict[str, Any] | None = None
-        self._asks, self._asked = trio.open_memory_channel[BarrierAsk](BARRIERS_MAX)
+        self._asks: deque[BarrierAsk] = deque()
+        self._asked = tasks.Event()
 
     async def create(
         self, ask: dict[str, Any], *, partial_too: bool, within: float | None, tell: Tell
     ) -> dict[str, Any]:
         """Make one: the server's answer, with `not_flushed`. Raises `NotDrained` when something that is to be
         in it could not be committed (its details name refused changes), and what the server said."""
-        end = trio.current_time() + (float("inf") if within is None else within)
+        end = tasks.current_time() + (float("inf") if within is None else within)
         await self._my_turn(tell)
         try:
             await self._send_most(end, tell)
@@ -75,12 +75,12 @@ class Checkpoints:
                     hint="`fsd recover` says what to do with them; --partial makes the checkpoint without",
                     details=_undrained(missing),
                 )
-            limit = Limit(min(end - trio.current_time(), SYNC_TIMEOUT))
+            limit = Limit(min(end - tasks.current_time(), SYNC_TIMEOUT))
             if not await limit.covers(self._empty_mappings):
                 missing.append({"path": "", "reason": MAPPINGS})
                 if not partial_too:
                     raise NotDrained(MAPPINGS, details=_undrained(missing))
-            left = None if within is None else max(0.1, end - trio.current_time())
+            left = None if within is None else max(0.1, end - tasks.current_time())
             made = await self._cut(ask, partial_too, left, tell)
             missing += made["not_flushed"]
             made |= {"not_flushed": _named(missing), "not_flushed_total": len(missing)}
@@ -92,16 +92,20 @@ class Checkpoints:
     # barriers for checkpoints from outside
 
     def take_ask(self, ask: BarrierAsk) -> None:
-        try:
-            self._asks.send_nowait(ask)
-        except trio.WouldBlock:
+        if len(self._asks) < BARRIERS_MAX:
+            self._asks.append(ask)
+            self._asked.set()
+        else:
             log.warning("too many checkpoints are being made from outside; one goes without this mount")
 
     async def answer_asks(self) -> None:
         """For ever: place each barrier that is asked for, and say what became of it."""
-        async with trio.open_nursery() as nursery:
-            async for ask in self._asked:
-                nursery.start_soon(self._answer, ask)
+        async with tasks.open_nursery() as nursery:
+            while True:
+                await self._asked.wait()
+                self._asked = tasks.Event()
+                while self._asks:
+                    nursery.start_soon(self._answer, self._asks.popleft())
 
     async def _answer(self, ask: BarrierAsk) -> None:
         """Whatever goes wrong with it, the mount goes on; who asked finds that this mount did not answer."""
@@ -117,7 +121,7 @@ class Checkpoints:
         within = ask.left_ms / 1000
         whole = False
         try:
-            with trio.move_on_after(within / 2):
+            with tasks.move_on_after(within / 2):
                 await self._empty_mappings()
                 whole = True
         except Unavailable as exc:
@@ -141,7 +145,7 @@ class Checkpoints:
 
     async def _my_turn(self, tell: Tell) -> None:
         while True:
-            with trio.move_on_after(TOLD_EVERY):
+            with tasks.move_on_after(TOLD_EVERY):
                 await self._turn.acquire()
                 return
             await tell("waiting for another checkpoint of this mount")
@@ -158,7 +162,7 @@ class Checkpoints:
         assert machine is not None
         before = await daemon.call(machine.volume.pending)
         if before is not None and (before.bytes > FLUSH_BYTES or before.files > CUT_FILES_MAX):
-            left = end - trio.current_time()
+            left = end - tasks.current_time()
             await daemon.stopper.drain(None if left == float("inf") else max(0.1, left), tell)
 
     async def _refused(self) -> list[dict[str, str]]:
@@ -174,15 +178,15 @@ class Checkpoints:
         daemon = self._daemon
         machine = daemon.machine
         assert machine is not None
-        token = trio.lowlevel.current_trio_token()
-        ended = trio.Event()
+        token = tasks.current_loop()
+        ended = tasks.Event()
         errors: list[BaseException] = []
 
         def wake(error: BaseException | None) -> None:
             if error is not None:
                 errors.append(error)
-            with contextlib.suppress(trio.RunFinishedError):  # nobody waits any more
-                token.run_sync_soon(ended.set)
+            with contextlib.suppress(tasks.RunFinished):  # nobody waits any more
+                token.post(ended.set)
 
         def begin() -> tuple[Want, Callable[[], object]]:
             want = machine.volume.checkpoint(ask, partial=partial_too, within=within)
@@ -196,7 +200,7 @@ class Checkpoints:
         want, forget = begun
         try:
             while not ended.is_set():
-                with trio.move_on_after(TOLD_EVERY):
+                with tasks.move_on_after(TOLD_EVERY):
                     await ended.wait()
                     continue
                 left = await daemon.call(machine.volume.pending)
@@ -238,10 +242,10 @@ class Checkpoints:
     async def _push_out(self, inos: list[int]) -> None:
         """The other way, for what cannot be opened by its name: before the kernel forgets an inode's pages it
         writes those that were stored to."""
-        token = trio.lowlevel.current_trio_token()
+        token = tasks.current_loop()
         for ino in inos:
-            gone = trio.Event()
-            self._daemon.notifier.drop_pages(ino, partial(token.run_sync_soon, gone.set))
+            gone = tasks.Event()
+            self._daemon.notifier.drop_pages(ino, partial(token.post, gone.set))
             await gone.wait()
 
     async def _sync(self, files: list[tuple[int, bytes]]) -> bytes:
@@ -250,36 +254,25 @@ class Checkpoints:
         own = self._daemon.operations.own
         script = Path(syncer.__file__)
         try:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-I", "-S", str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                cwd="/",
-            )
+            process = await start([sys.executable, "-I", "-S", script])
         except OSError as exc:
             log.warning("the helper that empties mappings cannot be started: %s", exc)
             return syncer.FAILED * len(files)
-        assert process.stdin is not None
-        assert process.stdout is not None
         own.add(process.pid)
         try:
             pairs = b"".join(b"%d\0%s\0" % pair for pair in files)
-            await process.stdin.send_all(bytes(self._daemon.place) + b"\0" + pairs)
-            await process.stdin.aclose()
+            await process.stdin.send(bytes(self._daemon.place) + b"\0" + pairs)
+            process.stdin.close()
             answers = b""
-            async for piece in process.stdout:
+            async for piece in process.stdout.pieces():
                 answers += piece
             await process.wait()
-        except (trio.BrokenResourceError, OSError) as exc:
+        except Gone as exc:
             log.warning("the helper that empties mappings failed: %s", exc)
             answers = b""
         finally:
-            if process.returncode is None:
-                process.kill()
+            process.close()
             own.discard(process.pid)
-            with trio.CancelScope(shield=True):
-                await process.stdin.aclose()
-                await process.stdout.aclose()
         return answers.ljust(len(files), syncer.FAILED)
 
 

@@ -1,6 +1,6 @@
 """The control socket: one JSON line asked, progress lines and one answer sent (see control_client.py).
 
-Runs in trio, in the daemon's main thread. The verbs themselves are the daemon's.
+Runs in tasks of the daemon's main thread. The verbs themselves are the daemon's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import trio
-
+from fsd.kernel import tasks
 from fsd.kernel.control_client import error_line
+from fsd.kernel.streams import Gone, Stream
 from fsd.model.errors import FsdError, InternalError, UsageError
 from fsd.model.limits import CONTROL_CLIENTS_MAX, CONTROL_REQUEST_MAX
 
@@ -48,43 +48,51 @@ class ControlServer:
     def __init__(self, sock: socket.socket, verbs: dict[str, Verb]) -> None:
         self._sock = sock
         self._verbs = verbs
-        self._limit = trio.CapacityLimiter(CONTROL_CLIENTS_MAX)
+        self._serving = 0
+        self._left = tasks.Event()
 
     async def run(self) -> None:
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._sock))
-        async with trio.open_nursery() as nursery:
+        self._sock.setblocking(False)
+        async with tasks.open_nursery() as nursery:
             while True:
+                await tasks.wait_readable(self._sock.fileno())
                 try:
-                    stream = await listener.accept()
+                    stream = Stream(self._sock.accept()[0].detach())
+                except BlockingIOError:
+                    continue
                 except OSError as exc:
                     # No descriptors or no memory: who asks waits in the listen queue, and the mount lives on.
                     log.warning("no command can be taken on now: %s", exc)
-                    await trio.sleep(ACCEPT_PAUSE)
+                    await tasks.sleep(ACCEPT_PAUSE)
                     continue
-                await self._limit.acquire_on_behalf_of(stream)
+                while self._serving >= CONTROL_CLIENTS_MAX:
+                    self._left = tasks.Event()
+                    await self._left.wait()
+                self._serving += 1
                 nursery.start_soon(self._serve, stream)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, stream: Stream) -> None:
         try:
             async with stream:
                 await self._answer(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
+        except Gone as exc:
             log.debug("a command went away: %r", exc)
         except Exception:
             log.exception("the control socket failed")
         finally:
-            self._limit.release_on_behalf_of(stream)
+            self._serving -= 1
+            self._left.set()
 
-    async def _answer(self, stream: trio.SocketStream) -> None:
+    async def _answer(self, stream: Stream) -> None:
         async def send(value: dict[str, Any]) -> None:
-            await stream.send_all(json.dumps(value).encode() + b"\n")
+            await stream.send(json.dumps(value).encode() + b"\n")
 
         async def tell(text: str) -> None:
             await send({"progress": {"text": text}})
 
         after: Callable[[], None] | None = None
         try:
-            with trio.fail_after(10):
+            with tasks.fail_after(10):
                 asked = await _line(stream)
             verb = self._verbs.get(str(asked.get("verb")))
             args = asked.get("args")
@@ -92,11 +100,11 @@ class ControlServer:
                 raise UsageError(f"unknown control verb {asked.get('verb')!r}")
             ok, after = await verb(args, tell)
             answer = {"ok": ok}
-        except trio.TooSlowError:
+        except tasks.TooSlow:
             answer = error_line(UsageError("no request came"))
         except FsdError as exc:
             answer = error_line(exc)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except Gone:
             raise
         except Exception as exc:
             log.exception("a control verb failed")
@@ -108,10 +116,10 @@ class ControlServer:
                 after()
 
 
-async def _line(stream: trio.SocketStream) -> dict[str, Any]:
+async def _line(stream: Stream) -> dict[str, Any]:
     raw = b""
     while not raw.endswith(b"\n"):
-        piece = await stream.receive_some(4096)
+        piece = await stream.receive(4096)
         raw += piece
         if not piece or len(raw) > CONTROL_REQUEST_MAX:
             raise UsageError("a control request is one line of JSON")

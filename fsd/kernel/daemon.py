@@ -1,4 +1,4 @@
-"""The mount daemon: one process, the FUSE thread beside trio in the main thread.
+"""The mount daemon: one process, the FUSE thread beside the tasks of the main thread.
 
 Order: log, volume (recovery first), record and control socket, mount, FUSE thread, a stat through the mount,
 ready. The process ends by `os._exit` after the last flush was acknowledged or given up: interpreter
@@ -17,12 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-import trio
-
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
 from fsd.host.threads import failure
-from fsd.kernel import beneath, runtime, utab
+from fsd.kernel import beneath, runtime, tasks, utab
 from fsd.kernel.automatic import Automatic
 from fsd.kernel.blocking import blocking, in_passing
 from fsd.kernel.checkpoints import Checkpoints
@@ -94,7 +92,7 @@ def run(options: MountOptions, start: Start) -> NoReturn:
 
 
 class Daemon:
-    """Composition and life of one daemon. All methods run in trio's thread unless they say otherwise."""
+    """Composition and life of one daemon. All methods run in Main thread unless they say otherwise."""
 
     def __init__(self, options: MountOptions, start: Start, stacks: Stacks) -> None:
         self.options = options
@@ -115,7 +113,7 @@ class Daemon:
         )
         self._said = ""
         self.record = start.directory.read(options.mount_id)
-        self.kernel_gone = trio.Event()
+        self.kernel_gone = tasks.Event()
         self.stopper = Stopper(self)
         self.checkpoints = Checkpoints(self)
         self.automatic = Automatic(self)
@@ -123,12 +121,12 @@ class Daemon:
         self.machine: Machine | None = None
 
     def run(self) -> int:
-        ending = trio.run(self._main)
+        ending = tasks.run(self._main)
         self._leave(ending)
         return ending.code
 
     async def _main(self) -> Ending:
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(self.stopper.listen)
             keep_dead = False
             try:
@@ -151,7 +149,7 @@ class Daemon:
 
     # mounting
 
-    async def _mount(self, nursery: trio.Nursery) -> None:
+    async def _mount(self, nursery: tasks.Nursery) -> None:
         volume = await self._open()
         if volume is None:
             return
@@ -263,10 +261,10 @@ class Daemon:
         patience = options.lease_wait + (options.lease_ttl if self.start.restarts else 0.0)
         lease_deadline = options.host.monotonic() + patience
         limit = self._limit = Limit(None if self.start.restarts else patience + options.ready_timeout)
-        trio_token = trio.lowlevel.current_trio_token()
+        loop = tasks.current_loop()
 
         def told(text: str) -> None:
-            trio_token.run_sync_soon(limit.went_on, text, options.ready_timeout)
+            loop.post(limit.went_on, text, options.ready_timeout)
 
         steps: set[str] = set()
 
@@ -283,7 +281,7 @@ class Daemon:
         async def once() -> None:
             opened.append(await blocking(opening))
 
-        async def open_it(scope: trio.CancelScope) -> None:
+        async def open_it(scope: tasks.CancelScope) -> None:
             while not opened and not failed:
                 try:
                     if not await limit.covers(once):
@@ -293,7 +291,7 @@ class Daemon:
                         failed.append(exc)
                         continue
                     self._waiting_for(exc)
-                    await trio.sleep(LEASE_RETRY)
+                    await tasks.sleep(LEASE_RETRY)
                 except (Unavailable, Busy) as exc:
                     if limit.reaches(OPEN_RETRY):  # else it does not wait, and is told once
                         self._waiting_for(exc)
@@ -303,8 +301,8 @@ class Daemon:
                     failed.append(exc)
             scope.cancel()
 
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
+        with tasks.CancelScope() as scope:
+            async with tasks.open_nursery() as nursery:
                 nursery.start_soon(self._say_waiting)
                 nursery.start_soon(self._cancel_on_stop, scope)
                 nursery.start_soon(open_it, scope)
@@ -342,20 +340,20 @@ class Daemon:
             log.warning("waiting: %s", exc)
 
     async def _say_waiting(self) -> None:
-        await trio.sleep(3)
+        await tasks.sleep(3)
         while True:
             why = f": {self._said}" if self._said else f" for the server at {self.remote.endpoint}"
             doing = self._limit.doing or f"still waiting{why}"
             self.start.channel.say(doing)
-            await trio.sleep(10)
+            await tasks.sleep(10)
 
-    async def _cancel_on_stop(self, scope: trio.CancelScope) -> None:
+    async def _cancel_on_stop(self, scope: tasks.CancelScope) -> None:
         await self.stopper.asked.wait()
         scope.cancel()
 
     def _wire(self, volume: Volume) -> None:
         options = self.options
-        token = trio.lowlevel.current_trio_token()
+        token = tasks.current_loop()
         loop = make_loop(options.loop)
         at_once = (self.remote, loop.scheduler) if isinstance(loop, MiniLoop) else None
         self.machine = Machine(
@@ -374,7 +372,7 @@ class Daemon:
             self.operations,
             self.place,
             self._fuse_options(),
-            ended=lambda: token.run_sync_soon(self.kernel_gone.set),
+            ended=lambda: token.post(self.kernel_gone.set),
             died=self._broke,
             own_umask=options.acl,
         )
@@ -384,7 +382,7 @@ class Daemon:
         self.operations.entries.forget = lambda ones: submit(volume.still_absent(ones))
         self.operations.direct.drop = self.notifier.drop_pages
         self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
-        self.feed.asked = lambda ask: token.run_sync_soon(self.checkpoints.take_ask, ask)
+        self.feed.asked = lambda ask: token.post(self.checkpoints.take_ask, ask)
 
     def _fuse_options(self) -> set[str]:
         options = {f"fsname={self.options.source}", "subtype=fsd"}
@@ -439,7 +437,7 @@ class Daemon:
         self.stacks.watch("main", lambda: turned)
         self.stacks.watch("FUSE", lambda: machine.beat)
         while True:
-            await trio.sleep(TICK)
+            await tasks.sleep(TICK)
             turned = self.options.host.monotonic()
             machine.post(machine.tick)
             machine.post(self.operations.forget_kept)
@@ -450,14 +448,14 @@ class Daemon:
                 look_for_killed(machine)
                 give_back.look()
 
-    async def _stay_findable(self, nursery: trio.Nursery) -> None:
+    async def _stay_findable(self, nursery: tasks.Nursery) -> None:
         """Commands find the mount by files that whoever tidies up may take away (/tmp by age, a runtime
         directory at the end of a login): they are kept young, and made again."""
         directory, mount_id = self.start.directory, self.options.mount_id
         path = directory.socket_path(mount_id)
         lock: int | None = None
         while True:
-            await trio.sleep(FINDABLE)
+            await tasks.sleep(FINDABLE)
             try:
                 if directory.load(mount_id) is None or not path.exists():
                     self.update()
@@ -476,7 +474,7 @@ class Daemon:
         assert machine is not None
         told = (0, 0, 0)
         while True:
-            await trio.sleep(REPORT)
+            await tasks.sleep(REPORT)
             pending = await self.call(machine.volume.pending)
             if pending is None or not self.remote.health().reachable:
                 continue
@@ -497,11 +495,11 @@ class Daemon:
         try that hangs is given up when the next one is due."""
         assert self.machine is not None
         volume, pace = self.machine.volume, self.options.lease_ttl / 3
-        due = trio.current_time() + pace
+        due = tasks.current_time() + pace
         while volume.core.fenced is None:
-            await trio.sleep_until(due)
-            due = max(due, trio.current_time()) + pace
-            with trio.move_on_at(due) as scope:
+            await tasks.sleep_until(due)
+            due = max(due, tasks.current_time()) + pace
+            with tasks.move_on_at(due) as scope:
                 await self._renew_lease(volume)
             if scope.cancelled_caught:
                 log.warning("the writer lease was not renewed: no answer within %.1f s", pace)
@@ -530,8 +528,8 @@ class Daemon:
         """Run `func` on the FUSE thread; None when that does not answer within the time, pauses apart."""
         machine = self.machine
         assert machine is not None
-        token = trio.lowlevel.current_trio_token()
-        done = trio.Event()
+        token = tasks.current_loop()
+        done = tasks.Event()
         result: list[T] = []
         errors: list[Exception] = []
 
@@ -540,7 +538,7 @@ class Daemon:
                 result.append(func())
             except Exception as exc:  # noqa: BLE001 - raised again below
                 errors.append(exc)
-            token.run_sync_soon(done.set)
+            token.post(done.set)
 
         machine.post(there)
         await Limit(within).covers(done.wait)
@@ -564,11 +562,11 @@ class Daemon:
                 self.remote.release_lease(fence)
             self.remote.end_session(session, how, (left[0], left[1], left[2]))
 
-        with trio.move_on_after(1.0):
+        with tasks.move_on_after(1.0):
             await in_passing(tell, "the server was not told of the end")
 
     def _leave(self, ending: Ending) -> None:
-        """Tell the server and the record how it ended. Main thread, trio has ended; every step is bounded."""
+        """Tell the server and the record how it ended. Its tasks have ended; every step is bounded."""
         log.info("ending: exit %d (%s)", ending.code, ending.reason or "clean")
         if self.machine is not None:
             self.machine.post(self.machine.stop)

@@ -1,17 +1,16 @@
-"""The daemon's side of `--restore-head`: run `headrestore`, pass on what it says. Trio's thread."""
+"""The daemon's side of `--restore-head`: run `headrestore`, pass on what it says. Main thread."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
+from fsd.kernel import tasks
 from fsd.kernel.stop import RESTORE_MOST
+from fsd.kernel.streams import Gone, Process, start
 from fsd.model.errors import InternalError, Unavailable, from_body
 
 if TYPE_CHECKING:
@@ -42,17 +41,17 @@ async def restore_head(daemon: Daemon, session: int) -> bool:
     told.say(f"restoring the head of {options.restore_thread!a}")
     answers: list[dict[str, Any]] = []
 
-    async def run(scope: trio.CancelScope) -> None:
+    async def run(scope: tasks.CancelScope) -> None:
         answers.append(await _answer(json.dumps(order).encode(), daemon))
         scope.cancel()
 
-    async def stopped(scope: trio.CancelScope, when: Callable[[], Awaitable[object]]) -> None:
+    async def stopped(scope: tasks.CancelScope, when: Callable[[], Awaitable[object]]) -> None:
         await when()
         scope.cancel()
 
-    daemon.stopper.restoring = over = trio.Event()
+    daemon.stopper.restoring = over = tasks.Event()
     try:
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(run, nursery.cancel_scope)
             # Nothing may be restored into the directory below a mount that is gone.
             for when in (daemon.stopper.asked.wait, daemon.stopper.wait):
@@ -72,27 +71,36 @@ async def restore_head(daemon: Daemon, session: int) -> bool:
 
 async def _answer(order: bytes, daemon: Daemon) -> dict[str, Any]:
     """Its last line, empty if there is none; what it says before goes to who waits for the mount."""
-    async with trio.open_nursery() as nursery:
-        ending = partial(end, within=max(END_LEAST, daemon.options.stop_timeout * RESTORE_MOST))
-        run = partial(trio.run_process, COMMAND, check=False, cwd="/", deliver_cancel=ending)
-        process: trio.Process = await nursery.start(partial(run, stdin=order, stdout=subprocess.PIPE))
-        assert process.stdout is not None, "it is a pipe"
+    process = await start(COMMAND)
+    line: dict[str, Any] = {}
+    try:
+        with contextlib.suppress(Gone):  # it broke: that is told by what it did not answer
+            await process.stdin.send(order)
+        process.stdin.close()
         held = b""
-        line: dict[str, Any] = {}
-        async for piece in process.stdout:
+        async for piece in process.stdout.pieces():
             *whole, held = (held + piece).split(b"\n")
             for raw in whole:
                 line = json.loads(raw)
                 if "say" in line:
                     daemon.start.channel.say(line["say"])
+        await process.wait()
+    finally:
+        await _end(process, max(END_LEAST, daemon.options.stop_timeout * RESTORE_MOST))
     return line
 
 
-async def end(process: trio.Process, within: float) -> None:
-    """It takes away what it fetched, or puts the rest of it into its place, file by file."""
-    process.terminate()
-    await trio.sleep(within)
-    process.kill()
+async def _end(process: Process, within: float) -> None:
+    """One that is cut short takes away what it fetched, or puts the rest of it into its place, file by file;
+    what it still says is of no use to anybody, but it must not wait for a reader."""
+    with tasks.CancelScope(shield=True):
+        if process.running():
+            process.terminate()
+            with tasks.move_on_after(within):
+                async for _ in process.stdout.pieces():
+                    pass
+                await process.wait()
+        process.close()
 
 
 def _sentence(thread: str, done: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How long something may take, as long as this process runs. Trio's thread.
+"""How long something may take, as long as this process runs. Main thread.
 
 A paused sandbox (SIGSTOP, a snapshot) is no time-out: what was waited for did not run either, or answered
 while nobody could look.
@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-import trio
-
+from fsd.kernel import tasks
 from fsd.model.errors import Unavailable
 
 PIECE: Final = 1.0  # seconds waited at a time
@@ -25,13 +24,13 @@ class Limit:
     def __init__(self, within: float | None) -> None:
         self.left = float("inf") if within is None else within
         self.doing = ""
-        self._counted_to = trio.current_time()
+        self._counted_to = tasks.current_time()
 
     async def covers(self, work: Callable[[], Awaitable[object]]) -> bool:
         """Do `work`, cancelled at the limit, also when that moves meanwhile. False: it was cancelled. Raises
         what `work` raised."""
         done: list[Exception | None] = []
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
 
             async def whole() -> None:
                 try:
@@ -59,7 +58,7 @@ class Limit:
         """Sleep, unless that goes beyond the limit: then False at once."""
         if not self.reaches(seconds):
             return False
-        await trio.sleep(seconds)
+        await tasks.sleep(seconds)
         return True
 
     def went_on(self, doing: str, within: float) -> None:
@@ -78,10 +77,10 @@ class Limit:
     async def _reached(self) -> None:
         self._count()
         while self.left > 0:
-            await trio.sleep(min(self.left, PIECE))
+            await tasks.sleep(min(self.left, PIECE))
             self._count()
 
     def _count(self) -> None:
-        now = trio.current_time()
+        now = tasks.current_time()
         self.left -= min(now - self._counted_to, MOST)
         self._counted_to = now

@@ -1,4 +1,4 @@
-"""A mount of a retained state: which one, and that the server keeps it while it is mounted. Trio's thread."""
+"""A mount of a retained state: which one, and that the server keeps it while it is mounted. Main thread."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import trio
-
 from fsd.host.files import write_durable
+from fsd.kernel import tasks
 from fsd.kernel.blocking import blocking
 from fsd.kernel.options import MountOptions
 from fsd.kernel.supervisor import Start
@@ -45,20 +44,20 @@ class ShownState:
         self._seq: int | None = None
         self._lost = ""
 
-    async def take(self, session: int, stopped: trio.Event) -> int:
+    async def take(self, session: int, stopped: tasks.Event) -> int:
         """Have the server keep the state for this session, asked again while it is away: for `ready_timeout`,
         and for ever on a restart; until a stop is asked for (`stopped`) in any case. Raises what it says when
         it does not have it."""
         failed: list[FsdError] = []
 
-        async def take(scope: trio.CancelScope) -> None:
+        async def take(scope: tasks.CancelScope) -> None:
             try:
                 self._seq = await self._patiently(session)
             except FsdError as exc:  # raised below, on its own and not in a group
                 failed.append(exc)
             scope.cancel()
 
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(take, nursery.cancel_scope)
             await stopped.wait()
             nursery.cancel_scope.cancel()
@@ -70,19 +69,19 @@ class ShownState:
 
     async def _patiently(self, session: int) -> int:
         within = math.inf if self._start.restarts else self._options.ready_timeout
-        end = trio.current_time() + within
+        end = tasks.current_time() + within
         said = ""
         while True:
             try:
                 return await self._ask(session)
             except Unavailable as exc:
-                if trio.current_time() + AGAIN > end:
+                if tasks.current_time() + AGAIN > end:
                     raise
                 if exc.message != said:
                     said = exc.message
                     self._start.channel.say(f"waiting: {said}")
                     log.warning("waiting: %s", said)
-                await trio.sleep(AGAIN)
+                await tasks.sleep(AGAIN)
 
     async def _ask(self, session: int) -> int:
         return await blocking(partial(self._remote.keep_state, session))
@@ -91,7 +90,7 @@ class ShownState:
         """Ask again, well before the server would let the state go."""
         pause = MOUNT_PIN / 3
         while True:
-            await trio.sleep(pause)
+            await tasks.sleep(pause)
             try:
                 await self._ask(session)
                 self._lost, pause = "", MOUNT_PIN / 3

@@ -1,4 +1,4 @@
-"""How a mount ends, as the table in the design says. Trio's thread.
+"""How a mount ends, as the table in the design says. Main thread.
 
 - SIGTERM, SIGINT: barrier, detach (a clean unmount if possible, else lazily), flush, exit within
   `stop_timeout`: 0 when everything is committed, else 6. A second signal exits at once, 6.
@@ -18,12 +18,11 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import trio
-
-from fsd.kernel import runtime
+from fsd.kernel import runtime, tasks
 from fsd.kernel.blocking import blocking
 from fsd.kernel.machine import ANSWER, silent
 from fsd.kernel.mountpoint import detach, list_mounts, mounted_at
+from fsd.kernel.streams import Gone
 from fsd.kernel.supervisor import stop_signals
 from fsd.model.errors import FsdError, NotDrained, Unavailable
 from fsd.model.names import show
@@ -70,7 +69,7 @@ def _while_heard(tell: Tell) -> Tell:
         if not gone:
             try:
                 await tell(text)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except Gone:
                 gone = True
 
     return maybe
@@ -127,13 +126,13 @@ class Stopper:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self.asked = trio.Event()
-        self._decided = trio.Event()
+        self.asked = tasks.Event()
+        self._decided = tasks.Event()
         self._ending: Ending | None = None
         self._stops = 0
         self._last: tuple[str, float] | None = None
         self._in_hand = 0
-        self.restoring: trio.Event | None = None  # a restore of the head that goes on; set when it has ended
+        self.restoring: tasks.Event | None = None  # a restore of the head that goes on; set when it has ended
 
     # the decision
 
@@ -151,19 +150,19 @@ class Stopper:
 
     async def listen(self) -> None:
         """Signals and the supervisor's pipe, until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(self._pipe, nursery)
-            with trio.open_signal_receiver(*stop_signals()) as signals:
-                async for number in signals:
-                    log.info("signal %s", signal.Signals(number).name)
+            with tasks.Signals(*stop_signals()) as arrived:
+                while True:
+                    log.info("signal %s", signal.Signals(await arrived.next()).name)
                     self.stop_asked("signal", nursery)
 
-    async def _pipe(self, nursery: trio.Nursery) -> None:
+    async def _pipe(self, nursery: tasks.Nursery) -> None:
         fd = self._daemon.start.stop_pipe
         if fd is None:
             return
         while True:
-            await trio.lowlevel.wait_readable(fd)
+            await tasks.wait_readable(fd)
             got = os.read(fd, 16)
             if not got:
                 log.warning("the supervisor is gone; nobody restarts this daemon any more")
@@ -171,7 +170,7 @@ class Stopper:
             for _ in got:
                 self.stop_asked("pipe", nursery)
 
-    def stop_asked(self, route: str, nursery: trio.Nursery) -> None:
+    def stop_asked(self, route: str, nursery: tasks.Nursery) -> None:
         """One stop request by `route`."""
         now = self._daemon.options.host.monotonic()
         last, self._last = self._last, (route, now)
@@ -194,20 +193,20 @@ class Stopper:
             self.end(Ending(EXIT_LEFT, None, "stopped before it was mounted"))
             daemon.start.channel.failed(Unavailable("stopped before it was mounted"))
             return
-        limit, began = daemon.options.stop_timeout, trio.current_time()
+        limit, began = daemon.options.stop_timeout, tasks.current_time()
         deadline = began + limit
         self._in_hand += 1
         if self.restoring is not None:  # it takes away what it fetched
-            with trio.move_on_at(began + limit * RESTORE_MOST):
+            with tasks.move_on_at(began + limit * RESTORE_MOST):
                 await self.restoring.wait()
         # However slow machine or server are, time for the detach is left: who is cut off without one meets a
         # dead mount, and so does the next program.
-        with trio.move_on_at(began + limit * BARRIER_MOST):
+        with tasks.move_on_at(began + limit * BARRIER_MOST):
             await self.drain(max(0.3, limit * BARRIER), quiet)
         await self._clean_or_lazy(began + limit * CLEAN_MOST)
         # What came between the barrier and the end of the session.
-        with trio.move_on_at(max(deadline, trio.current_time() + LAST)):
-            rest = await self.drain(max(0.2, deadline - trio.current_time() - 1.0), quiet)
+        with tasks.move_on_at(max(deadline, tasks.current_time() + LAST)):
+            rest = await self.drain(max(0.2, deadline - tasks.current_time() - 1.0), quiet)
             self.end(self._ending_of(rest))
         self.end(Ending(EXIT_LEFT, None, f"not done within {limit:g} s"))
 
@@ -235,7 +234,7 @@ class Stopper:
         self, within: float | None, lazy: bool, tell: Tell
     ) -> tuple[dict[str, Any], Callable[[], None]]:
         """Barrier, detach, flush. The answer, and what ends the daemon once it is sent. Raises `Busy`."""
-        began = trio.current_time()
+        began = tasks.current_time()
         first = await self.drain(within, tell)
         self._in_hand += 1
         try:
@@ -244,10 +243,10 @@ class Stopper:
             self._in_hand -= 1
             raise
         await self._session_over(CUT_OFF if lazy else 5.0)
-        left = None if within is None else max(1.0, within - (trio.current_time() - began))
+        left = None if within is None else max(1.0, within - (tasks.current_time() - began))
         # It is unmounted: whoever asked may have gone, the rest is sent and the daemon ends all the same.
         rest = await self.drain(left, _while_heard(tell))
-        took = trio.current_time() - began
+        took = tasks.current_time() - began
         answer = Drained(rest.error, first.before, rest.left, took).answer("unmounted")
         answer["mount_path"] = str(self._daemon.place)
         return answer, lambda: self.end(self._ending_of(rest))
@@ -277,9 +276,9 @@ class Stopper:
         """Lazily. A mount that stays all the same must not keep a stop from its end: it is dead then, and the
         next mount of the place cleans it up."""
         try:
-            with trio.fail_after(DETACH_MOST):
+            with tasks.fail_after(DETACH_MOST):
                 await self._detach(lazy=True)
-        except (FsdError, OSError, trio.TooSlowError) as exc:
+        except (FsdError, OSError, tasks.TooSlow) as exc:
             log.error("%s stays mounted: %r", self._daemon.place, exc)
 
     async def _clean_or_lazy(self, until: float) -> None:
@@ -287,10 +286,10 @@ class Stopper:
         if self._daemon.kernel_gone.is_set():
             return
         try:
-            with trio.fail_at(until):
+            with tasks.fail_at(until):
                 await self._detach(lazy=False)
-            await self._session_over(max(CUT_OFF, until - trio.current_time()))
-        except (FsdError, OSError, trio.TooSlowError) as exc:
+            await self._session_over(max(CUT_OFF, until - tasks.current_time()))
+        except (FsdError, OSError, tasks.TooSlow) as exc:
             log.warning("a clean unmount failed (%r); detaching lazily", exc)
             await self._detach_anyhow()
             await self._session_over(CUT_OFF)
@@ -298,13 +297,13 @@ class Stopper:
     async def _session_over(self, within: float) -> None:
         """Until no further request comes. The users that are left then (of a lazy detach) are cut off."""
         daemon = self._daemon
-        with trio.move_on_after(within):
+        with tasks.move_on_after(within):
             await daemon.kernel_gone.wait()
         if not daemon.kernel_gone.is_set():
             assert daemon.machine is not None
             daemon.machine.post(daemon.operations.abort)
             daemon.session.terminate()
-            with trio.move_on_after(1.0):
+            with tasks.move_on_after(1.0):
                 await daemon.kernel_gone.wait()
 
     def _ending_of(self, rest: Drained) -> Ending:
@@ -318,7 +317,7 @@ class Stopper:
         daemon = self._daemon
         machine = daemon.machine
         assert machine is not None
-        began = trio.current_time()
+        began = tasks.current_time()
         barrier = _Barrier(machine, within)
         before = await daemon.call(machine.volume.pending)
         if before is not None and not before.clean:
@@ -340,22 +339,22 @@ class Stopper:
         if error is None and isinstance(refused, int) and refused:
             what = counted(refused, "operation")
             error = NotDrained(f"the server refused {what}", hint="`fsd recover`")
-        return Drained(error, before, left, trio.current_time() - began)
+        return Drained(error, before, left, tasks.current_time() - began)
 
     async def _ended(self, barrier: _Barrier, within: float | None, tell: Tell) -> None:
         """Until the barrier has ended, or the FUSE thread did not say so in time."""
         daemon, machine = self._daemon, self._daemon.machine
         assert machine is not None
         rest = within + 2.0 if within is not None else float("inf")
-        last, counted_to = trio.current_time(), machine.clock()
+        last, counted_to = tasks.current_time(), machine.clock()
         while not barrier.ended.is_set() and rest > 0:
-            with trio.move_on_after(1.0):
+            with tasks.move_on_after(1.0):
                 await barrier.ended.wait()
                 continue
             now = await daemon.call(machine.volume.pending)
             # A pause of the sandbox is no time-out: the machine's clock, by which the barrier ends, leaves it
             # out. It stands still where the FUSE thread does.
-            turned, last = last, trio.current_time()
+            turned, last = last, tasks.current_time()
             waited, counted_to = counted_to, machine.clock()
             rest -= counted_to - waited if now is not None else min(last - turned, ROUND)
             if now is not None:
@@ -364,14 +363,14 @@ class Stopper:
 
 
 class _Barrier:
-    """One barrier of the volume and who waits for it in trio's thread, where it is made. `begin` and `forget`
+    """One barrier of the volume and who waits for it in Main thread, where it is made. `begin` and `forget`
     are posted to the FUSE thread, in this order: what is begun late, after the waiting was given up, is
     forgotten all the same."""
 
     def __init__(self, machine: Machine, within: float | None) -> None:
-        self.ended = trio.Event()
+        self.ended = tasks.Event()
         self._machine, self._within = machine, within
-        self._token = trio.lowlevel.current_trio_token()
+        self._token = tasks.current_loop()
         self._want: Want | None = None
         self._errors: list[BaseException] = []
         self._forget: Callable[[], object] | None = None
@@ -389,8 +388,8 @@ class _Barrier:
     def _wake(self, error: BaseException | None) -> None:
         if error is not None:
             self._errors.append(error)
-        with contextlib.suppress(trio.RunFinishedError):  # nobody waits any more
-            self._token.run_sync_soon(self.ended.set)
+        with contextlib.suppress(tasks.RunFinished):  # nobody waits any more
+            self._token.post(self.ended.set)
 
     def forget(self) -> None:
         if self._forget is not None:

@@ -94,11 +94,11 @@ def mount(options: MountOptions, say: Say = to_stderr) -> int:
     options = replace(options, mountpoint=place)
     directory = RuntimeDir(options.runtime_dir, options.host)
     _make_runtime(directory)
-    prune(directory)
     lock = _lock(options, directory, say)
     try:
         _prepare(options, place, directory, say)
         if options.foreground:
+            prune(directory)
             return _foreground(options, place, directory, say)
         _background(options, place, directory, say)
         return 0
@@ -222,8 +222,14 @@ def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: 
     os.close(write_end)
     os.waitpid(middle, 0)
     started: list[int] = []
+
+    def begun(pid: int) -> None:
+        started.append(pid)
+        with contextlib.suppress(OSError, FsdError):  # it goes another time
+            prune(directory)  # the daemon takes longer to start
+
     try:
-        return read_until_ready(read_end, say, started.append)
+        return read_until_ready(read_end, say, begun)
     except KeyboardInterrupt:
         for pid in started:
             with contextlib.suppress(ProcessLookupError):  # it ended by itself
@@ -293,6 +299,7 @@ def _daemon(options: MountOptions, start: Start) -> NoReturn:
     importlib.import_module("fsd.kernel.requests")
     importlib.import_module("fsd.kernel.replies")
     importlib.import_module("fsd.kernel.extra")
+    importlib.import_module("fsd.kernel.lean").load_pyfuse3()
     from fsd.kernel.daemon import run
 
     run(options, start)

@@ -1,4 +1,4 @@
-"""The verbs of the control socket. Trio's thread."""
+"""The verbs of the control socket. Main thread."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
+from fsd.kernel import tasks
 from fsd.kernel.blocking import blocking
 from fsd.kernel.control import Tell, Verb
 from fsd.kernel.machine import ANSWER, silent
@@ -112,7 +111,7 @@ class Verbs:
         if stale and daemon.remote.health().reachable:
             ask = partial(daemon.remote.count_conflicts, daemon.options.remote_path, STATUS_WAIT)
             try:
-                with trio.move_on_after(STATUS_WAIT):
+                with tasks.move_on_after(STATUS_WAIT):
                     count = await blocking(ask)
                     self._counted = (seq, count)
             except FsdError as exc:
@@ -154,16 +153,16 @@ class Verbs:
                 hint="wait for a mount of the live tree",
             )
         within = _seconds(args)
-        end = trio.current_time() + (float("inf") if within is None else within)
-        told = trio.current_time()
+        end = tasks.current_time() + (float("inf") if within is None else within)
+        told = tasks.current_time()
         while machine.volume.feed_seq < seq:
-            now = trio.current_time()
+            now = tasks.current_time()
             if now >= end:
                 raise Unavailable(f"the mount shows commit {machine.volume.feed_seq}, not yet {seq}")
             if now - told > 1:
                 told = now
                 await tell(f"at commit {machine.volume.feed_seq}, waiting for {seq}")
-            await trio.sleep(PACE)
+            await tasks.sleep(PACE)
         return {"status": "reached", "fs_seq": machine.volume.feed_seq}, None
 
     async def checkpoint(self, args: dict[str, Any], tell: Tell) -> Answer:

@@ -25,7 +25,7 @@ def test_stacks_are_dumped_into_the_log_on_sigusr1(tiny: Tiny) -> None:
     )
     assert text is not None
     assert "mini.py" in text
-    assert "trio" in text
+    assert "tasks.py" in text
     assert unmount.status(tiny.place, tiny.directory)["state"] == "mounted"
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsd.vfs.open
 from fsd.host.seam import Host
-from fsd.kernel import remains, stacks, supervisor
+from fsd.kernel import remains, stacks, supervisor, tasks
 from fsd.kernel.options import MountOptions
 from fsd.model.errors import FsdError
 from fsd.model.token import make
@@ -54,10 +54,8 @@ def stays(place: Path, *, lazy: bool, dead: bool = False) -> None:
 
 async def slow(automatic: Automatic) -> None:
     """A question the server takes its time for."""
-    import trio
-
-    await trio.Path(sys.argv[2], "slow").touch()
-    await trio.sleep(2)
+    os.close(os.open(f"{sys.argv[2]}/slow", os.O_CREAT | os.O_WRONLY))
+    await tasks.sleep(2)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,11 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
-import trio.testing
+from support.clock import MadeUp
 
 from fsd.host.seam import Host
-from fsd.kernel import stop
+from fsd.kernel import stop, tasks
 from fsd.kernel.automatic import Automatic
 from fsd.kernel.blocking import blocking, in_passing
 from fsd.kernel.checkpoints import Checkpoints
@@ -62,17 +62,17 @@ def test_a_schedule_goes_on_behind_a_defect(
         automatic = Automatic(cast(Any, made))
         # Made-up time passes while a thread is at work.
         monkeypatch.setattr(automatic, "_there", directly)
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(automatic.run)
-            await trio.sleep(90)
+            await tasks.sleep(90)
             status = automatic.status()
             assert status is not None and "a defect" in status["problem"] and status["made"] == 0
-            await trio.sleep(60)
+            await tasks.sleep(60)
             status = automatic.status()
             assert status is not None and status["problem"] is None and status["made"] == 1
             nursery.cancel_scope.cancel()
 
-    trio.run(act, clock=trio.testing.MockClock(autojump_threshold=0))
+    tasks.run(act, clock=MadeUp())
     assert len(tries) == 2
     assert "no automatic checkpoint this time" in caplog.text
 
@@ -91,16 +91,16 @@ def test_barriers_are_placed_behind_one_that_met_a_defect(caplog: pytest.LogCapt
             remote=SimpleNamespace(answer_barrier=lambda session, ask, **_how: answered.append(ask)),
         )
         checkpoints = Checkpoints(cast(Any, made))
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(checkpoints.answer_asks)
             for number, left_ms in ((1, 1000), (2, 2000)):
                 checkpoints.take_ask(BarrierAsk(number, left_ms))
-            with trio.fail_after(30):
+            with tasks.fail_after(30):
                 while 2 not in answered:
-                    await trio.testing.wait_all_tasks_blocked()
+                    await tasks.sleep(0)
             nursery.cancel_scope.cancel()
 
-    trio.run(act)
+    tasks.run(act)
     assert answered == [2]
     assert "the barrier 1 was not placed" in caplog.text
 
@@ -109,10 +109,10 @@ def test_barriers_are_placed_behind_one_that_met_a_defect(caplog: pytest.LogCapt
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system has none to give: a limit of processes, which `make -j` meets for a moment."""
 
-    async def refused(*_call: object, **_how: object) -> None:
+    def refused(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", refused)
+    monkeypatch.setattr(threading.Thread, "start", refused)
 
 
 @pytest.mark.usefixtures("no_thread")
@@ -135,11 +135,11 @@ def test_where_no_thread_is_to_be_had() -> None:
         await Daemon._tell_server(cast(Any, daemon), Ending(0, None, ""))
 
     with pytest.raises(Unavailable, match="no thread or process to give"):
-        trio.run(partial(blocking, list))
-    assert trio.run(reported) is False  # and again when it is time
-    trio.run(renewed)
-    trio.run(ended)  # it broke: what had ended well was told as a loss, exit 6
-    trio.run(partial(in_passing, list, "what the mount does without"))
+        tasks.run(partial(blocking, list))
+    assert tasks.run(reported) is False  # and again when it is time
+    tasks.run(renewed)
+    tasks.run(ended)  # it broke: what had ended well was told as a loss, exit 6
+    tasks.run(partial(in_passing, list, "what the mount does without"))
 
 
 @pytest.mark.usefixtures("no_thread")
@@ -154,7 +154,7 @@ def test_a_mount_is_detached_without_a_thread(monkeypatch: pytest.MonkeyPatch) -
         daemon = SimpleNamespace(place=place, options=SimpleNamespace(source=entry.source))
         await Stopper(cast(Any, daemon))._detach(lazy=True)
 
-    trio.run(act)
+    tasks.run(act)
     assert detached == [place]
 
 
@@ -163,10 +163,10 @@ def test_another_error_is_told_as_it_is() -> None:
         raise RuntimeError("a defect")
 
     with pytest.raises(RuntimeError, match="a defect"):
-        trio.run(partial(blocking, defect))
+        tasks.run(partial(blocking, defect))
 
 
 def test_no_call_goes_to_a_thread_another_way() -> None:
     kernel = Path(stop.__file__).parent
-    found = [path.name for path in kernel.glob("*.py") if "to_thread" in path.read_text()]
-    assert found == ["blocking.py"]
+    found = [path.name for path in kernel.glob("*.py") if "in_thread" in path.read_text()]
+    assert sorted(found) == ["blocking.py", "tasks.py"]

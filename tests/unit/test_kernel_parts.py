@@ -14,12 +14,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
-import trio.testing
+from support.clock import MadeUp
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import entries, feed, fresh, runtime, sender, supervisor
+from fsd.kernel import entries, feed, fresh, runtime, sender, supervisor, tasks
 from fsd.kernel.logfile import WINDOW, Redacting, Throttle
 from fsd.kernel.machine import GRACE, PAUSED, Machine
 from fsd.kernel.mini import Scheduler
@@ -452,10 +451,10 @@ class TestDrain:
 
     def drained(self, within: float, pause: float, sent_after: float, *, runs: bool = True) -> Drained:
         """The pause begins at 1.5 s; `sent_after` it everything is sent. `runs`: the FUSE thread goes on."""
-        time = trio.testing.MockClock(autojump_threshold=0)
+        time = MadeUp()
 
         async def main() -> Drained:
-            host = replace(Host(), monotonic=trio.current_time)
+            host = replace(Host(), monotonic=tasks.current_time)
             tiny = TinyVolume()
             tiny.stuck = 1
             machine = Machine(
@@ -468,31 +467,31 @@ class TestDrain:
                 if runs or answers:
                     answers[:1] = []
                     return func()
-                await trio.sleep(within)
+                await tasks.sleep(within)
                 return None
 
             async def ticks() -> None:
                 while runs:
-                    await trio.sleep(0.1)
+                    await tasks.sleep(0.1)
                     machine.tick()
 
             async def sandbox() -> None:
-                await trio.sleep(1.5)
+                await tasks.sleep(1.5)
                 time.jump(pause)
-                await trio.sleep(sent_after)
+                await tasks.sleep(sent_after)
                 for parked in machine.snapshot() if runs else ():
                     parked.want.end()
                 machine.settle()
 
             stopper = Stopper(cast(Any, SimpleNamespace(machine=machine, call=call)))
-            async with trio.open_nursery() as nursery:
+            async with tasks.open_nursery() as nursery:
                 nursery.start_soon(ticks)
                 nursery.start_soon(sandbox)
                 done = await stopper.drain(within, quiet)
                 nursery.cancel_scope.cancel()
             return done
 
-        return trio.run(main, clock=time)
+        return tasks.run(main, clock=time)
 
     @pytest.mark.parametrize("pause", [0.0, 4.0, 9.0, 3600.0])
     def test_a_pause_is_no_time_that_was_waited(self, pause: float) -> None:

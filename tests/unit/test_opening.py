@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
+from support.clock import MadeUp
 
+from fsd.kernel import tasks
 from fsd.kernel.opening import Limit
 from fsd.model.errors import Unavailable
 
@@ -20,12 +20,12 @@ def run(within: float | None, *pauses: float) -> bool:
 
         async def work() -> None:
             for pause in pauses:
-                await trio.sleep(pause)
+                await tasks.sleep(pause)
                 limit.went_on(f"after {pause:g}", 10.0)
 
         return not await limit.covers(work)
 
-    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return tasks.run(main, clock=MadeUp())
 
 
 def test_what_goes_on_may_take_as_long_as_it_takes() -> None:
@@ -46,37 +46,37 @@ def test_what_is_told_says_what_went_on_last() -> None:
         limit.went_on("3 operations of an earlier run to send", 10.0)
         return [first.message, limit.over(Path("/mnt"), 10.0).message]
 
-    assert trio.run(main) == [
+    assert tasks.run(main) == [
         "/mnt could not be mounted within 10 s",
         "/mnt could not be mounted: nothing went on for 10 s (3 operations of an earlier run to send)",
     ]
 
 
 def test_the_time_in_which_the_process_did_not_run_is_left_out() -> None:
-    clock = trio.testing.MockClock(autojump_threshold=0)
+    clock = MadeUp()
 
     async def work() -> None:
-        await trio.sleep(4)
+        await tasks.sleep(4)
         clock.jump(3600)  # stopped meanwhile
-        await trio.sleep(4)
+        await tasks.sleep(4)
 
     async def main() -> tuple[bool, bool, bool]:
-        begun = trio.current_time()
+        begun = tasks.current_time()
         enough = await Limit(11).covers(work)
-        assert trio.current_time() - begun == 3608
+        assert tasks.current_time() - begun == 3608
         waiting = Limit(11)
         clock.jump(3600)
         return enough, await Limit(5).covers(work), await waiting.pause(8)
 
-    assert trio.run(main, clock=clock) == (True, False, True)
+    assert tasks.run(main, clock=clock) == (True, False, True)
 
 
 def test_no_pause_goes_beyond_the_limit() -> None:
     async def main() -> tuple[list[bool], float]:
-        begun, limit = trio.current_time(), Limit(2.5)
-        return [await limit.pause(1) for _ in range(4)], trio.current_time() - begun
+        begun, limit = tasks.current_time(), Limit(2.5)
+        return [await limit.pause(1) for _ in range(4)], tasks.current_time() - begun
 
-    assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == (
+    assert tasks.run(main, clock=MadeUp()) == (
         [True, True, False, False],
         2,
     )
@@ -84,11 +84,11 @@ def test_no_pause_goes_beyond_the_limit() -> None:
 
 def test_what_the_work_raises_is_raised_as_it_is() -> None:
     async def work() -> None:
-        await trio.sleep(1)
+        await tasks.sleep(1)
         raise Unavailable("no server")
 
     async def main() -> None:
         with pytest.raises(Unavailable, match="no server"):
             await Limit(10).covers(work)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    tasks.run(main, clock=MadeUp())

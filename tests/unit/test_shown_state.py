@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
 
 from fsd.host.seam import Host
+from fsd.kernel import tasks
 from fsd.kernel.shown import FILE, ShownState
 from fsd.model.errors import NotFound, Unavailable
 
@@ -19,7 +19,7 @@ SESSION = 3
 
 
 def taken(
-    directory: Path, keep_state: Callable[[int], int], stopped: trio.Event, restarts: int = 1
+    directory: Path, keep_state: Callable[[int], int], stopped: tasks.Event, restarts: int = 1
 ) -> Callable[[], Any]:
     """The state, asked for by a daemon that was started again, which waits for ever; a stop comes when it
     says that it waits."""
@@ -29,7 +29,7 @@ def taken(
     made = ShownState(cast(Any, remote), cast(Any, options), cast(Any, start), directory)
 
     async def take() -> int:
-        with trio.fail_after(60):
+        with tasks.fail_after(60):
             return await made.take(SESSION, stopped)
 
     return take
@@ -40,12 +40,12 @@ def test_a_stop_ends_the_waiting_for_a_server(tmp_path: Path) -> None:
         raise Unavailable("the server is away")
 
     async def act() -> int:
-        stopped = trio.Event()
+        stopped = tasks.Event()
         found: int = await taken(tmp_path, away, stopped)()
         assert stopped.is_set()
         return found
 
-    assert trio.run(act) == SESSION
+    assert tasks.run(act) == SESSION
     assert not (tmp_path / FILE).exists()
 
 
@@ -53,10 +53,10 @@ def test_a_stop_ends_a_question_that_hangs(tmp_path: Path) -> None:
     gate = threading.Event()
 
     async def act() -> int:
-        token, stopped = trio.lowlevel.current_trio_token(), trio.Event()
+        token, stopped = tasks.current_loop(), tasks.Event()
 
         def hangs(session: int) -> int:
-            token.run_sync_soon(stopped.set)
+            token.post(stopped.set)
             gate.wait(30)
             return 7
 
@@ -64,7 +64,7 @@ def test_a_stop_ends_a_question_that_hangs(tmp_path: Path) -> None:
         return found
 
     try:
-        assert trio.run(act) == SESSION
+        assert tasks.run(act) == SESSION
     finally:
         gate.set()
     assert not (tmp_path / FILE).exists()
@@ -72,10 +72,10 @@ def test_a_stop_ends_a_question_that_hangs(tmp_path: Path) -> None:
 
 def test_what_the_server_keeps_is_written_down(tmp_path: Path) -> None:
     async def act() -> int:
-        found: int = await taken(tmp_path, lambda session: 4 + session, trio.Event())()
+        found: int = await taken(tmp_path, lambda session: 4 + session, tasks.Event())()
         return found
 
-    assert trio.run(act) == SESSION
+    assert tasks.run(act) == SESSION
     assert (tmp_path / FILE).read_bytes() == b"7"
 
 
@@ -87,8 +87,8 @@ def test_what_the_server_says_is_raised(tmp_path: Path, error: Exception) -> Non
         raise error
 
     async def act() -> None:
-        await taken(tmp_path, refused, trio.Event(), restarts=0)()
+        await taken(tmp_path, refused, tasks.Event(), restarts=0)()
 
     with pytest.raises(type(error)) as told:
-        trio.run(act)
+        tasks.run(act)
     assert told.value is error

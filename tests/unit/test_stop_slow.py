@@ -3,18 +3,18 @@ who uses the mount takes its time. Time is made up; it passes while nothing can 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
-import trio.testing
+from support.clock import MadeUp
 from support.tinyvolume import TinyVolume
 
 from fsd.host.seam import Host
-from fsd.kernel import stop
+from fsd.kernel import stop, tasks
 from fsd.kernel.checkpoints import Checkpoints
 from fsd.kernel.daemon import Daemon
 from fsd.kernel.machine import Machine
@@ -29,21 +29,27 @@ LIMIT = 3.0  # the stop time-out
 class FuseThread(Scheduler):
     """What is posted to it is done `slow(number of the post)` seconds later, in order."""
 
-    def __init__(self, slow: Callable[[int], float], nursery: trio.Nursery) -> None:
+    def __init__(self, slow: Callable[[int], float], nursery: tasks.Nursery) -> None:
         super().__init__()
         self._slow, self._posts = slow, 0
         self.at_work = False
-        self._inbox_in, inbox = trio.open_memory_channel[Callable[[], object]](1000)
-        nursery.start_soon(self._work, inbox)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._news = tasks.Event()
+        nursery.start_soon(self._work)
 
     def post(self, func: Callable[[], object]) -> None:
-        self._inbox_in.send_nowait(func)
+        self._inbox.append(func)
+        self._news.set()
 
-    async def _work(self, inbox: trio.MemoryReceiveChannel[Callable[[], object]]) -> None:
-        async for func in inbox:
+    async def _work(self) -> None:
+        while True:
+            while not self._inbox:
+                self._news = tasks.Event()
+                await self._news.wait()
+            func = self._inbox.popleft()
             self._posts += 1
             self.at_work = True
-            await trio.sleep(self._slow(self._posts))
+            await tasks.sleep(self._slow(self._posts))
             func()
             self.at_work = False
 
@@ -54,21 +60,21 @@ class Scene:
     def __init__(self, slow: Callable[[int], float] = lambda number: 0.0) -> None:
         self.slow = slow
         self.volume = TinyVolume()
-        self.clock = trio.testing.MockClock(autojump_threshold=0)
+        self.clock = MadeUp()
         self.busy_look = 0.0  # how long it takes to find out who uses the mount
         self.used = True
         self.detached: list[float] = []
 
     def play(self, act: Callable[[Any], Any], limit: float = LIMIT) -> Any:
         async def main() -> Any:
-            async with trio.open_nursery() as nursery:
+            async with tasks.open_nursery() as nursery:
                 loop = FuseThread(self.slow, nursery)
-                host = replace(Host(), monotonic=trio.current_time)
+                host = replace(Host(), monotonic=tasks.current_time)
                 made = Machine(cast(Any, self.volume), cast(Any, None), cast(Any, None), loop, host, 60.0)
                 cast(Any, self.volume).sync = lambda: None
                 daemon: Any = SimpleNamespace(
                     machine=made,
-                    kernel_gone=trio.Event(),
+                    kernel_gone=tasks.Event(),
                     place="/nowhere",
                     options=SimpleNamespace(stop_timeout=limit, source="fsd:none:none", host=host),
                     operations=SimpleNamespace(abort=lambda: None),
@@ -82,11 +88,11 @@ class Scene:
                 nursery.cancel_scope.cancel()
             return found
 
-        return trio.run(main, clock=self.clock)
+        return tasks.run(main, clock=self.clock)
 
     async def _ticks(self, machine: Machine, loop: FuseThread) -> None:
         while True:
-            await trio.sleep(0.1)
+            await tasks.sleep(0.1)
             if not loop.at_work:
                 machine.tick()
 
@@ -94,12 +100,12 @@ class Scene:
         """How it ends after one SIGTERM, and after how long."""
 
         async def act(daemon: Any) -> tuple[Ending, float]:
-            began = trio.current_time()
-            async with trio.open_nursery() as nursery:
+            began = tasks.current_time()
+            async with tasks.open_nursery() as nursery:
                 nursery.start_soon(daemon.stopper._graceful)
                 ending = await daemon.stopper.wait()
                 nursery.cancel_scope.cancel()
-            return ending, trio.current_time() - began
+            return ending, tasks.current_time() - began
 
         found: tuple[Ending, float] = self.play(act, limit)
         return found
@@ -115,9 +121,9 @@ class Detaching(Stopper):
     async def _detach(self, *, lazy: bool) -> None:
         scene = self._scene
         if scene.used and not lazy:
-            await trio.sleep(scene.busy_look)
+            await tasks.sleep(scene.busy_look)
             raise Busy("in use", details={"pids": [1]})
-        scene.detached.append(trio.current_time())
+        scene.detached.append(tasks.current_time())
         self._daemon.kernel_gone.set()
 
 
@@ -199,9 +205,9 @@ class TestDrain:
         scene.volume.stuck = 1
 
         async def act(daemon: Any) -> int:
-            with trio.move_on_after(6):
+            with tasks.move_on_after(6):
                 await daemon.stopper.drain(None, quiet)
-            await trio.sleep(60)
+            await tasks.sleep(60)
             return len(daemon.machine.snapshot())
 
         assert scene.play(act) == 0
@@ -242,9 +248,9 @@ def test_a_waiter_that_cannot_be_told_leaves_no_log_open() -> None:
     )
 
     def wake(error: BaseException | None) -> None:
-        raise trio.RunFinishedError("run() has exited")
+        raise tasks.RunFinished("run() has exited")
 
     machine.watch(Want("a drain"), wake, within=None, request=False)
-    with pytest.raises(trio.RunFinishedError):
+    with pytest.raises(tasks.RunFinished):
         machine.stop()
     assert machine.closed.is_set()

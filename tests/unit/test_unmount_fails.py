@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
 
-from fsd.kernel import stop
+from fsd.kernel import stop, tasks
 from fsd.kernel.stop import Drained, Stopper, Tell, quiet
 from fsd.model.errors import Busy
 from fsd.vfs.types import Pending
@@ -38,7 +37,7 @@ def test_the_daemon_ends_when_somebody_unmounts_it_later(
     async def main() -> int:
         daemon = SimpleNamespace(
             machine=None,
-            kernel_gone=trio.Event(),
+            kernel_gone=tasks.Event(),
             place="/nowhere",
             options=SimpleNamespace(io_timeout=5.0, source="fsd:none:none"),
             update=lambda **changes: None,
@@ -46,11 +45,11 @@ def test_the_daemon_ends_when_somebody_unmounts_it_later(
         stopper = Drains(cast(Any, daemon))
         with pytest.raises(type(error)):
             await stopper.unmount(5.0, False, quiet)
-        async with trio.open_nursery() as nursery:
+        async with tasks.open_nursery() as nursery:
             nursery.start_soon(stopper.watch_kernel)
             daemon.kernel_gone.set()
-            with trio.fail_after(60):
+            with tasks.fail_after(60):
                 ending = await stopper.wait()
         return ending.code
 
-    assert trio.run(main) == 0
+    assert tasks.run(main) == 0
