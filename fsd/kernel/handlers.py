@@ -21,6 +21,8 @@ R = TypeVar("R")
 class Handling(Protocol):
     """Whose functions these are."""
 
+    came_to: tuple[str, Park] | None  # a body's name: the shortcut called it for this request, and it parks
+
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R: ...
     def were_released(self, handles: Sequence[int]) -> None: ...
 
@@ -46,6 +48,9 @@ def handler(body: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
         released = take_released()
         if released is not None:
             self.were_released(released)
+        came_to, self.came_to = self.came_to, None
+        if came_to is not None and came_to[0] == what:
+            return await self.parked(body, args, came_to[1])
         try:
             return body(self, *args)
         except Park as exc:

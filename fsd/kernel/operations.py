@@ -97,6 +97,7 @@ class FsdOperations(pyfuse3.Operations):
         self._openers: dict[int, int] = {}
         self._directories: dict[int, int] = {}
         self.answered = 0.0
+        self.came_to: tuple[str, Park] | None = None
         self.told_of_privileges = False
         self._known_ahead = self._closes_alone = False
         self.own: set[int] = set()  # processes of the daemon's own, which must not wait for it

@@ -2,8 +2,8 @@
 
 `_shortcut.c` takes such a request apart and calls a function of `Shortcut` with plain arguments, which does
 what the handler of that name does and gives the answer in the kernel's layout: without libfuse, two
-coroutines and objects that are filled to be copied out again. What is not the common case (None, or a `Park`,
-which a body may raise as long as it can be called again) goes on to the handler as if it had not been here.
+coroutines and objects that are filled to be copied out again. What is not the common case (None) goes on to
+the handler as if it had not been here; where something is waited for (`Park`) the handler begins with that.
 `tests/kernel/test_shortcut.py` compares the answers of both, byte by byte.
 """
 
@@ -52,22 +52,28 @@ def _groups(pid: int, gid: int) -> Collection[int]:
     return Change(False, False, pid, gid).groups()
 
 
-def _plain(body: Callable[..., Answer]) -> Callable[..., Answer]:
-    """What is done around a body; see `handlers.handler`."""
-    what = body.__name__
+def _plain(handler: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """What is done around a body; see `handlers.handler`. `handler` is the name of the handler's body, which
+    goes on with what this one waits for: called anew it might ask for it a second time."""
 
-    def run(self: Shortcut, *args: Any) -> Answer:
-        released = take_released()
-        if released is not None:
-            self.operations.were_released(released)
-        try:
-            return body(self, *args)
-        except Park:
-            return None
-        except Exception as exc:  # noqa: BLE001 - translated, never swallowed
-            return translated(exc, what).errno
+    def around(body: Callable[..., Answer]) -> Callable[..., Answer]:
+        def run(self: Shortcut, *args: Any) -> Answer:
+            operations = self.operations
+            operations.came_to = None
+            released = take_released()
+            if released is not None:
+                operations.were_released(released)
+            try:
+                return body(self, *args)
+            except Park as park:
+                operations.came_to = handler, park.with_traceback(None)
+                return None
+            except Exception as exc:  # noqa: BLE001 - translated, never swallowed
+                return translated(exc, handler).errno
 
-    return run
+        return run
+
+    return around
 
 
 class Shortcut:
@@ -93,7 +99,7 @@ class Shortcut:
             calls[LOOKUP] = self.lookup
         call_directly(calls, self._volume.waiting_jobs)
 
-    @_plain
+    @_plain("lookup")
     def lookup(self, parent: int, name: bytes) -> Answer:
         operations = self.operations
         where = operations.ino(parent)
@@ -107,13 +113,13 @@ class Shortcut:
             return answer
         return operations.entries.entry_bytes(inode)
 
-    @_plain
+    @_plain("unlink")
     def unlink(self, parent: int, name: bytes) -> Answer:
         self._volume.unlink(self.operations.ino(parent), name)
         self.operations.changed_in(parent)
         return 0
 
-    @_plain
+    @_plain("rename")
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> Answer:
         operations = self.operations
         self._volume.rename(operations.ino(parent), name, operations.ino(new_parent), new_name, flags)
@@ -122,7 +128,7 @@ class Shortcut:
             operations.changed_in(new_parent)
         return 0
 
-    @_plain
+    @_plain("create")
     def create(
         self, parent: int, name: bytes, mode: int, flags: int, umask: int, uid: int, gid: int, pid: int
     ) -> Answer:
@@ -134,7 +140,7 @@ class Shortcut:
         operations.now_answered()
         return operations.entries.entry_bytes(inode) + _OPENED.pack(fh, _KEEP_CACHE, 0)
 
-    @_plain
+    @_plain("write_file")
     def write(self, fh: int, offset: int, data: bytes, told: int, pid: int, gid: int) -> Answer:
         operations, volume = self.operations, self._volume
         handle = volume.handles.get(fh)
@@ -150,7 +156,7 @@ class Shortcut:
         operations.told_handle(fh)
         return _WRITTEN.pack(done, 0)
 
-    @_plain
+    @_plain("set_attributes")
     def setattr(
         self,
         nodeid: int,

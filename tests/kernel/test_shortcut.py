@@ -12,6 +12,13 @@ import pytest
 
 from fsd.kernel import requests
 
+ASIDE = [
+    "write, no handle",
+    "size",
+    "size and time",
+    "lookup a name that has to be asked for",
+    "create what has to be asked for",
+]
 TESTS = Path(__file__).resolve().parents[1]
 # The extension has to come before pyfuse3.
 PLAY = "import fsd.kernel.requests; from support.rawshortcut import main; main()"
@@ -55,6 +62,10 @@ def test_absent_names_are_told_without_python_and_known_as_told(played: dict[str
     assert here["told"] == there["told"]
 
 
+def test_what_has_to_be_asked_for_is_asked_once(played: dict[str, Any]) -> None:
+    assert played["shortcut"]["asked"] == played["handlers"]["asked"] == 2
+
+
 def test_only_what_is_not_common_comes_to_a_handler(played: dict[str, Any]) -> None:
-    assert played["shortcut"]["handled"] == ["write, no handle", "size", "size and time"]
+    assert played["shortcut"]["handled"] == ASIDE
     assert len(played["handlers"]["handled"]) > 50

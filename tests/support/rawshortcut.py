@@ -2,8 +2,9 @@
 
 `main` is a process of its own: `sys.argv[1]` is a directory for it, `sys.argv[2]` says by which. Prints one
 JSON object: `answers`, what each request was and its whole answer, `handled`, which requests came to a
-handler of names, attributes and writes, `looks`, how often the volume was asked for a name, and `told`, which
-names the kernel may have as absent. The clock stands still, so both give the same bytes.
+handler of names, attributes and writes, `looks`, how often the volume was asked for a name, `told`, which
+names the kernel may have as absent, and `asked`, see `waiting`. The clock stands still, so both give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fsd.kernel.requests import call_directly
+from fsd.vfs.node import Inode
+from fsd.vfs.types import Want
 from support.rawfuse import (
     CREATE,
     GETATTR,
@@ -225,6 +228,34 @@ def files(asker: Asker) -> None:
     asker.set("mode, while it is", node, MODE, mode=0o100600)
 
 
+def waiting(asker: Asker) -> int:
+    """How many questions it takes to look up a name, and to make one, where the names are not known."""
+    player, volume = asker.player, asker.player.volume
+    node = asker.make("mkdir", MKDIR, 1, struct.pack("<II", 0o755, 0) + b"five\0")
+    _, fh = player.kernel.make(b"committed", b"x")
+    asker.create("create before", node, b"there")
+    player.posted(lambda: player.committed(fh))
+    asked: list[bytes] = []
+    name = volume.loader.name
+
+    def asking(parent: Inode, what: bytes, **more: Any) -> Want:
+        asked.append(what)
+        return name(parent, what, **more)
+
+    def forget() -> None:
+        directory = volume.node(node)
+        directory.complete = False
+        directory.entries.clear()
+
+    volume.loader.name = asking  # type: ignore[method-assign, assignment]
+    player.machine.start()
+    player.posted(forget)
+    asker.named("a name that has to be asked for", node, b"there")
+    player.posted(forget)
+    asker.create("create what has to be asked for", node, b"there")
+    return len(asked)
+
+
 def main() -> None:
     player = Player(Path(sys.argv[1]), wall_ns=lambda: NOW)
     asker = Asker(player)
@@ -245,8 +276,9 @@ def main() -> None:
     names(asker)
     absent(asker)
     files(asker)
+    asked = waiting(asker)
     player.posted()
     told = sorted((one.ino, repr(one.name)) for one in player.operations.entries.take_absent())
-    counts = {"looks": len(looks), "told": told}
+    counts = {"asked": asked, "looks": len(looks), "told": told}
     print(json.dumps({"answers": asker.answers, "handled": asker.handled, **counts}), flush=True)
     os._exit(0)  # the loop's thread waits for requests
