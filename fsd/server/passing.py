@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import os
 import select
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from fsd.blobs.store import OpenFile, Stretch
 
-OUTLET: Final = "fsd.outlet"  # in a request's scope: a weak reference to its connection
+OUTLET: Final = "fsd.outlet"  # in a request's scope: where its answer can be sent past the connection
 _WAIT: Final = 0.1  # seconds a thread waits for room in a connection, and
 _WAIT_ALL: Final = 1.0  # for all of a stretch
 
 
 class Outlet(Protocol):
-    """A connection whose answer can be sent past it. Event loop's thread."""
+    """A request whose answer can be sent past its connection. Event loop's thread."""
 
     def descriptor(self) -> int | None:
-        """Its descriptor, where all that was written is on its way; None: not now."""
+        """The connection's descriptor, where all that was written is on its way; None: not now."""
 
     def passed(self, size: int) -> None:
         """So much of the answer's body was sent past it."""
 
 
 def outlet_of(scope: Mapping[str, Any]) -> Outlet | None:
-    """The connection that brought a request; None: its answer can only be written."""
-    reference: weakref.ref[Any] | None = scope.get(OUTLET)
-    found: Outlet | None = None if reference is None else reference()
+    """Where a request's answer can be sent past its connection; None: it can only be written."""
+    found: Outlet | None = scope.get(OUTLET)
     return found
 
 

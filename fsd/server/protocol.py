@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fsd.model.errors import UsageError
 from fsd.model.limits import HEAD_MAX, HEAD_TIMEOUT
@@ -24,6 +24,26 @@ from fsd.server.lanes import LANE_AFTER, Headers, Lane, Lanes, lanes_of
 from fsd.server.passing import OUTLET
 
 log = logging.getLogger(__name__)
+
+
+class _Answer:
+    """See `passing.Outlet`. Of this request, which need not be the newest of its connection; its scope has
+    this, which must not keep it."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = weakref.ref(cycle)
+
+    def descriptor(self) -> int | None:
+        cycle = self._cycle()
+        if cycle is None or cycle.transport.is_closing() or cycle.transport.get_write_buffer_size():
+            return None
+        found: int = cycle.transport.get_extra_info("socket").fileno()
+        return found
+
+    def passed(self, size: int) -> None:
+        cycle = self._cycle()
+        if cycle is not None:
+            cycle.expected_content_length -= size
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -74,14 +94,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_open, self._head_bytes = True, 0
-        if self.scheme != "https":
-            self.scope[OUTLET] = weakref.ref(self)  # type: ignore[typeddict-unknown-key]
         self._arm()
 
     def on_headers_complete(self) -> None:
         self._head_open = False
         self._disarm()
         super().on_headers_complete()
+        if self.cycle is not None and self.scheme != "https":
+            self.cycle.scope[OUTLET] = _Answer(self.cycle)  # type: ignore[typeddict-unknown-key]
         if self.parser.should_upgrade() and self.cycle is not None:
             # The parser takes what follows for another protocol: no further request can come this way, which
             # the answer tells.
@@ -93,17 +113,6 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
         else:
             there.take(body, self.loop.time())
-
-    def descriptor(self) -> int | None:
-        """See `passing.Outlet`."""
-        if self.transport.is_closing() or self.transport.get_write_buffer_size():
-            return None
-        found: int = self.transport.get_extra_info("socket").fileno()
-        return found
-
-    def passed(self, size: int) -> None:
-        """See `passing.Outlet`."""
-        self.cycle.expected_content_length -= size
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

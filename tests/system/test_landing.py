@@ -1,9 +1,11 @@
-"""Large bodies that are received where they will lie, past the HTTP parser, on real connections."""
+"""Large bodies that are received where they will lie, past the HTTP parser, and sent past it, on real
+connections."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -96,3 +98,26 @@ def test_a_landed_body_that_is_cut_changes_nothing(shared_fs: TestFs) -> None:
     assert shared_fs.ask("GET", "").status == 200
     got = shared_fs.ask("POST", "/blobs", packb([made[0].hash]))
     assert unpack(got.body, blobs_max=1, bytes_max=MIB)[1] == []
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_what_the_kernel_passes_on_is_whole_and_in_order(shared_fs: TestFs, pause: float) -> None:
+    """Two requests at once, small and large blobs; who pauses has the rest of each answer written to it."""
+    large, small = blobs(12), [make_blob(os.urandom(5000)) for _ in range(3)]
+    for some in (large[:6], large[6:], small):
+        assert shared_fs.ask("POST", "/packs", pack({}, some)).status == 200
+    asked = [*large[:5], small[0], *large[5:], *small[1:]]
+    body = packb([one.hash for one in asked])
+    path = f"/v1/file-systems/{shared_fs.id}/blobs"
+    with connected(shared_fs) as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
+        client.sock.sendall((head(shared_fs, "POST", path, len(body)) + body) * 2)
+        for _ in range(2):
+            time.sleep(pause)
+            status, got = client.answer()
+            assert status == 200
+            assert unpack(got, blobs_max=64, bytes_max=64 * MIB)[1] == asked
+    with connected(shared_fs) as client:  # one that goes away in the middle harms nobody
+        client.sock.sendall(head(shared_fs, "POST", path, len(body)) + body)
+        client.sock.recv(1000)
+    assert stored(shared_fs, asked)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import time
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -362,7 +361,7 @@ async def sent(outlet: Outlet, pieces: list[Any]) -> list[bytes]:
     ctx.host = SimpleNamespace(monotonic=time.monotonic)
     answer = streaming.JoinedResponse(ctx, pieces, "application/x-fsd")
     assert answer.headers["content-length"] == str(sum(map(len, pieces)))
-    await answer({"type": "http", passing.OUTLET: weakref.ref(outlet)}, None, take)  # type: ignore[arg-type]
+    await answer({"type": "http", passing.OUTLET: outlet}, None, take)  # type: ignore[arg-type]
     return written
 
 
