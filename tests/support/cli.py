@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,13 @@ def inside(
     """Run the command in this process."""
     out, err = io.BytesIO(), io.StringIO()
     streams = Streams(io.BytesIO(stdin), out, err, interactive, terminal, False)
-    code = run(list(argv), Environment(dict(env or {})), streams)
+    interrupted = signal.getsignal(signal.SIGINT)
+    try:
+        code = run(list(argv), Environment(dict(env or {})), streams)
+    finally:
+        # `grep` has Ctrl-C end its process, ours here: a later test that raises it would end the run.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupted)
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
