@@ -150,9 +150,8 @@ static int answer(struct fuse_session *se, void *caller, const struct fuse_buf *
     if (head.opcode == OP_LOOKUP) { /* behind the head: the name with its zero */
         name = (const char *)buf->mem + sizeof(head);
         absent = known_absent(head.nodeid, name, strnlen(name, buf->size - sizeof(head)));
-        if (!absent)
+        if (!absent || !told_all(se, caller, &head, PyBytes_AS_STRING(absent), (size_t)PyBytes_GET_SIZE(absent)))
             return 0;
-        told_all(se, caller, &head, PyBytes_AS_STRING(absent), (size_t)PyBytes_GET_SIZE(absent));
         answered++;
         return 1;
     }

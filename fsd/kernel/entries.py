@@ -22,11 +22,12 @@ FOREVER: Final = 365 * 86400.0  # what never changes
 BLKSIZE: Final = 128 * 1024
 
 
-# As the kernel lays them out (protocol 7.33): the number of an inode, its generation and how long its name
-# and its attributes may be kept (seconds, then ns); the latter alone; the attributes.
-_KEPT: Final = struct.Struct("<QQQQII")
-_VALID: Final = struct.Struct("<QII")
-_ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
+# As the kernel lays them out (protocol 7.33, in the byte order of the machine): the number of an inode, its
+# generation and how long its name and its attributes may be kept (seconds, then ns); the latter alone; the
+# attributes.
+_KEPT: Final = struct.Struct("=QQQQII")
+_VALID: Final = struct.Struct("=QII")
+_ATTR: Final = struct.Struct("=QQQqqqIIIIIIIIII")
 # What pyfuse3 says of a name that does not exist.
 _NOTHING: Final = _ATTR.pack(*(0,) * 9, stat.S_IFREG, 1, *(0,) * 3, 4096, 0)
 _SECOND: Final = 10**9

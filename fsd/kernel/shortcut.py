@@ -41,9 +41,9 @@ _ATIME_NOW, _MTIME_NOW = 1 << 7, 1 << 8
 _OWNER_OR_TIME: Final = _MODE | _UID | _GID | _ATIME | _MTIME
 _SECOND: Final = 10**9
 
-_OPENED: Final = struct.Struct("<QII")  # handle, flags
+_OPENED: Final = struct.Struct("=QII")  # handle, flags
 _KEEP_CACHE: Final = 1 << 1  # what pyfuse3 says of a new file
-_WRITTEN: Final = struct.Struct("<II")
+_WRITTEN: Final = struct.Struct("=II")
 
 Answer = bytes | int | None
 
@@ -93,9 +93,7 @@ class Shortcut:
             CREATE: self.create,
             SETATTR: self.setattr,
         }
-        if (
-            self._volume.core.options.consistency != "open"
-        ):  # each lookup may ask then, and is known by its context
+        if self._volume.core.options.consistency != "open":  # else each may ask, and is known by its context
             calls[LOOKUP] = self.lookup
         call_directly(calls, self._volume.waiting_jobs)
 

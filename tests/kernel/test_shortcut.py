@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def test_absent_names_are_told_without_python_and_known_as_told(played: dict[str
     here, there = played["shortcut"], played["handlers"]
     assert here["looks"] < there["looks"] / 3
     assert here["told"] == there["told"]
+
+
+def test_a_defect_is_told_and_keeps_nobody_waiting(played: dict[str, Any]) -> None:
+    errors = {what: error for what, error, _ in played["shortcut"]["answers"]}
+    assert errors["unlink with a defect"] == -errno.EIO
+    assert errors["unlink after a defect"] == 0
+    assert played["shortcut"]["nonsense"] == [-errno.EIO] * 3 + [0]
 
 
 def test_what_has_to_be_asked_for_is_asked_once(played: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 `main` is a process of its own: `sys.argv[1]` is a directory for it, `sys.argv[2]` says by which. Prints one
 JSON object: `answers`, what each request was and its whole answer, `handled`, which requests came to a
 handler of names, attributes and writes, `looks`, how often the volume was asked for a name, `told`, which
-names the kernel may have as absent, and `asked`, see `waiting`. The clock stands still, so both give the same
-bytes.
+names the kernel may have as absent, `asked`, see `waiting`, and `nonsense`, what is answered where a function
+of the shortcut breaks. The clock stands still, so both give the same bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HANDLERS = {
 }
 CREATES = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 NOW = 1_700_000_000_123_456_789
-MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, KILLS = 1, 2, 4, 8, 16, 32, 128, 1 << 11
+MODE, UID, GID, SIZE, ATIME, MTIME, NOWS, KILLS = 1, 2, 4, 8, 16, 32, 1 << 7 | 1 << 8, 1 << 11
 
 
 class Asker:
@@ -211,6 +211,7 @@ def files(asker: Asker) -> None:
     asker.set("times", node, ATIME | MTIME, atime=(1, 2), mtime=(1 << 33, 999_999_999))
     asker.set("times before 1970", node, ATIME | MTIME, atime=(-5, 7), mtime=(-1, 0))
     asker.set("one time", node, MTIME, mtime=(77, 0))
+    asker.set("times of now", node, ATIME | MTIME | NOWS, atime=(79, 1), mtime=(80, 2))
     asker.set("size", node, SIZE, size=10)
     asker.set("size and time", node, SIZE | MTIME, size=12, mtime=(78, 0))
     asker.set("nothing that is there", 1 << 40, MODE, mode=0o100640)
@@ -256,6 +257,33 @@ def waiting(asker: Asker) -> int:
     return len(asked)
 
 
+def breaks(*args: object) -> Any:
+    raise RuntimeError("a defect")
+
+
+def defect(asker: Asker) -> None:
+    """The volume breaks in a call."""
+    volume: Any = asker.player.volume
+    unlink = volume.unlink
+    volume.unlink = breaks
+    asker.ask("unlink with a defect", UNLINK, 1, b"another\0")
+    volume.unlink = unlink
+    asker.ask("unlink after a defect", UNLINK, 1, b"another\0")
+
+
+def nonsense(asker: Asker) -> list[int]:
+    """The errors told where what is called instead of a handler raises, or gives what is no answer."""
+    player = asker.player
+    jobs = player.volume.waiting_jobs
+    gives: list[Callable[..., Any]] = [breaks, lambda *args: "text", lambda *args: 1 << 70]
+    errors = []
+    for given in gives:
+        player.posted(lambda given=given: call_directly({UNLINK: given}, jobs))  # type: ignore[misc]
+        errors.append(player.kernel.ask(UNLINK, 1, b"nothing\0")[0])
+    player.posted(lambda: call_directly({UNLINK: lambda *args: 0}, jobs))
+    return [*errors, player.kernel.ask(UNLINK, 1, b"nothing\0")[0]]
+
+
 def main() -> None:
     player = Player(Path(sys.argv[1]), wall_ns=lambda: NOW)
     asker = Asker(player)
@@ -276,9 +304,10 @@ def main() -> None:
     names(asker)
     absent(asker)
     files(asker)
+    defect(asker)
     asked = waiting(asker)
     player.posted()
     told = sorted((one.ino, repr(one.name)) for one in player.operations.entries.take_absent())
-    counts = {"asked": asked, "looks": len(looks), "told": told}
+    counts = {"asked": asked, "looks": len(looks), "told": told, "nonsense": nonsense(asker)}
     print(json.dumps({"answers": asker.answers, "handled": asker.handled, **counts}), flush=True)
     os._exit(0)  # the loop's thread waits for requests
