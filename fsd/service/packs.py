@@ -59,7 +59,7 @@ _PAD_LEAST: Final = 6  # bytes of a header's `pad` beside what it holds, up to 2
 _PAD_SHORT: Final = 256
 _NUMBERS: Final = 1024  # pack numbers reserved at a time
 _GAP: Final = 64 * KIB  # unwanted bytes between two blobs of a pack that are cheaper read than skipped
-_STRETCH_LEAST: Final = 256 * KIB  # so much is passed on by the kernel: less costs more than a copy
+_STRETCH_LEAST: Final = 256 * KIB  # a blob: so much is passed on by the kernel, less costs more than a copy
 _Get: TypeAlias = Callable[[str, int, int], bytes | Stretch]  # of a key, an offset and a length
 
 
@@ -296,7 +296,7 @@ class Packs:
         return self._fetch(fs, chosen, self._passed), absent
 
     def _passed(self, key: str, offset: int, length: int) -> bytes | Stretch:
-        some = self._store.stretch(key, offset, length) if length >= _STRETCH_LEAST else None
+        some = self._store.stretch(key, offset, length)
         return self._store.get(key, offset, length) if some is None else some
 
     def _locate(self, fs: int, hashes: Sequence[bytes]) -> list[Location]:
@@ -339,7 +339,9 @@ class Packs:
                 for run in _runs(sorted(group, key=lambda location: location.off)):
                     start = run[0].off
                     length = run[-1].off + run[-1].stored_len - start
-                    data = get(object_key(run[0].owner, pack), start, length)
+                    # Small ones may be asked for in any order, and each would be passed on by itself.
+                    take = get if length >= _STRETCH_LEAST * len(run) else self._store.get
+                    data = take(object_key(run[0].owner, pack), start, length)
                     view = memoryview(data) if len(run) > 1 and isinstance(data, bytes) else data
                     for one in run:
                         at = one.off - start

@@ -10,6 +10,7 @@ from support.packstore import FS_NAME, make_fs, noise
 from support.postgres import PostgresServer
 
 from fsd.blobs.directory import DirectoryStore
+from fsd.blobs.store import Stretch
 from fsd.host.seam import Host
 from fsd.meta.database import Database, open_database
 from fsd.model.errors import DamagedBody, IntegrityError, TooLarge
@@ -160,6 +161,20 @@ def test_read_some_stops_at_a_size_but_gives_one(shelf: Shelf) -> None:
     assert set(found) == {blob.hash for blob in blobs[:3]}
     found, absent = shelf.packs.read_some(shelf.fs, [b"?" * 32, b"!" * 32], 1)
     assert (found, absent) == ({}, [b"?" * 32, b"!" * 32])
+
+
+def test_only_large_blobs_are_left_unread_for_the_kernel(shelf: Shelf) -> None:
+    """Small ones are asked for in any order: each would be a call, and a worker's, of its own."""
+    blocks = [make_blob(noise(f"block {number}", BLOCK)) for number in range(4)]
+    files = [make_blob(noise(f"file {number}", 40_000)) for number in range(16)]
+    shelf.put(*blocks)
+    shelf.put(*files)
+    for blobs, unread in ((blocks, True), (files, False), (files[::-1], False)):
+        found, _ = shelf.packs.read_some(shelf.fs, [blob.hash for blob in blobs], UPLOAD_MAX)
+        for blob in blobs:
+            stored = found[blob.hash].stored
+            assert isinstance(stored, Stretch) == unread
+            assert (stored.read() if isinstance(stored, Stretch) else stored) == blob.stored
 
 
 def test_blobs_swept_between_prepare_and_insert_are_stored_again(shelf: Shelf) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,3 +103,24 @@ def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sha, "_many", None)
     messages = [BODY[at : at + 9000] for at in range(20)]
     assert sha.sha256_all(messages) == each(messages) and sha.sha256_all([]) == []
+
+
+@pytest.mark.parametrize("wrong", [(8, 0), (2, 119), (1, 316)])
+def test_a_processor_on_which_it_is_wrong_does_without(
+    wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight, two and the last alone: whichever fails, at whichever length."""
+
+    def many(messages: sha.Messages) -> list[bytes]:
+        digests = each(messages)
+        assert len(messages) == 11
+        if len(messages[0]) == wrong[1]:
+            digests[-wrong[0]] = bytes(32)
+        return digests
+
+    built = SimpleNamespace(FAST=True, many=many)
+    monkeypatch.setitem(sys.modules, "fsd.wire._sha256", built)
+    monkeypatch.setattr("fsd.wire._sha256", built, raising=False)
+    assert sha._best() is None
+    built.many = each
+    assert sha._best() is each
