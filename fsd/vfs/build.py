@@ -19,8 +19,8 @@ from fsd.model.limits import KIB, PATCHES_MAX, UPLOAD_MAX
 from fsd.remote.api import Remote
 from fsd.vfs.log import Log
 from fsd.vfs.types import BULK, Cache
-from fsd.wire.frame import Blob, make_blob, make_blobs, open_all
-from fsd.wire.sha import AT_ONCE
+from fsd.wire.frame import Blob, make_blob, open_all
+from fsd.wire.sha import AT_ONCE, sha256_all
 
 UPLOAD_TIMEOUT: Final = 120.0
 FETCH_TIMEOUT: Final = 60.0
@@ -110,7 +110,7 @@ def _joined(runs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 
 def build(task: BlockTask, log: Log, fetch: Fetch) -> Built:
     """Make one block. `fetch` is called only when `task.needs_base()`."""
-    return _finished([_begun(task, log, fetch)])[0]
+    return next(_finished([_begun(task, log, fetch)]))
 
 
 def _begun(task: BlockTask, log: Log, fetch: Fetch) -> Built | _Whole:
@@ -120,16 +120,16 @@ def _begun(task: BlockTask, log: Log, fetch: Fetch) -> Built | _Whole:
     return _patches(task, log) if task.patched() else _whole(task, log, fetch)
 
 
-def _finished(begun: Sequence[Built | _Whole]) -> list[Built]:
-    blobs = iter(make_blobs([one.data for one in begun if isinstance(one, _Whole)]))
-    made = []
-    for one in begun:
+def _finished(begun: list[Built | _Whole]) -> Iterator[Built]:
+    """Takes them out of `begun`: else the bytes of eight blocks would stay beside their blobs."""
+    digests = iter(sha256_all([one.data for one in begun if isinstance(one, _Whole)]))
+    while begun:
+        one = begun.pop(0)
         if isinstance(one, _Whole):
-            blob = next(blobs)
+            blob = make_blob(one.data, digest=next(digests))
             part, source = Part(0, len(one.data), 0, blob.hash), Source(blob.hash, one.plan)
             one = Built(one.block, (part,), (blob,), (source,), (one.data,))
-        made.append(one)
-    return made
+        yield one
 
 
 def _patches(task: BlockTask, log: Log) -> Built:
