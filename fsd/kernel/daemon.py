@@ -92,7 +92,7 @@ def run(options: MountOptions, start: Start) -> NoReturn:
 
 
 class Daemon:
-    """Composition and life of one daemon. All methods run in Main thread unless they say otherwise."""
+    """Composition and life of one daemon. All methods run in the main thread unless they say so."""
 
     def __init__(self, options: MountOptions, start: Start, stacks: Stacks) -> None:
         self.options = options
@@ -121,7 +121,11 @@ class Daemon:
         self.machine: Machine | None = None
 
     def run(self) -> int:
-        ending = tasks.run(self._main)
+        try:
+            ending = tasks.run(self._main)
+        except FsdError as exc:
+            # Its own exit code would tell the supervisor that this end was meant: nobody would restart it.
+            raise RuntimeError("a task ended by an error that was its own to tell") from exc
         self._leave(ending)
         return ending.code
 

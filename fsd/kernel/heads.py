@@ -101,6 +101,8 @@ async def _end(process: Process, within: float) -> None:
                     pass
                 await process.wait()
         process.close()
+        with tasks.move_on_after(END_LEAST):  # what it is in the middle of is done first
+            await process.wait()
 
 
 def _sentence(thread: str, done: dict[str, Any]) -> str:

@@ -363,9 +363,9 @@ class Stopper:
 
 
 class _Barrier:
-    """One barrier of the volume and who waits for it in Main thread, where it is made. `begin` and `forget`
-    are posted to the FUSE thread, in this order: what is begun late, after the waiting was given up, is
-    forgotten all the same."""
+    """One barrier of the volume and who waits for it in the main thread, where it is made. `begin` and
+    `forget` are posted to the FUSE thread, in this order: what is begun late, after the waiting was given up,
+    is forgotten all the same."""
 
     def __init__(self, machine: Machine, within: float | None) -> None:
         self.ended = tasks.Event()

@@ -89,6 +89,8 @@ class Process:
 
     async def wait(self) -> int:
         """Its status, once it has ended."""
+        if not self.running():  # its number may be another's by now
+            return self._child.wait()
         try:
             ended = os.pidfd_open(self.pid)
         except OSError:  # before Linux 5.3

@@ -98,7 +98,7 @@ def mount(options: MountOptions, say: Say = to_stderr) -> int:
     try:
         _prepare(options, place, directory, say)
         if options.foreground:
-            prune(directory)
+            _tidy(directory)
             return _foreground(options, place, directory, say)
         _background(options, place, directory, say)
         return 0
@@ -225,8 +225,7 @@ def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: 
 
     def begun(pid: int) -> None:
         started.append(pid)
-        with contextlib.suppress(OSError, FsdError):  # it goes another time
-            prune(directory)  # the daemon takes longer to start
+        _tidy(directory)  # the daemon takes longer to start
 
     try:
         return read_until_ready(read_end, say, begun)
@@ -235,6 +234,12 @@ def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: 
             with contextlib.suppress(ProcessLookupError):  # it ended by itself
                 os.kill(pid, signal.SIGTERM)
         raise
+
+
+def _tidy(directory: RuntimeDir) -> None:
+    """No mount fails for the records of others: they go another time."""
+    with contextlib.suppress(OSError, FsdError):
+        prune(directory)
 
 
 def _fork() -> int:

@@ -170,3 +170,24 @@ def test_no_call_goes_to_a_thread_another_way() -> None:
     kernel = Path(stop.__file__).parent
     found = [path.name for path in kernel.glob("*.py") if "in_thread" in path.read_text()]
     assert sorted(found) == ["blocking.py", "tasks.py"]
+
+
+def test_an_error_nobody_told_is_a_crash_and_no_wanted_end() -> None:
+    """By its own exit code the supervisor would take it for one, and leave a dead mount."""
+
+    class Fails(Daemon):
+        def __init__(self) -> None:
+            pass
+
+        async def _main(self) -> Ending:
+            async with tasks.open_nursery() as nursery:
+                nursery.start_soon(directly, self._defect)
+                await tasks.Event().wait()
+            raise AssertionError
+
+        def _defect(self) -> None:
+            raise Unavailable("for nobody")
+
+    with pytest.raises(RuntimeError) as told:
+        Fails().run()
+    assert isinstance(told.value.__cause__, Unavailable)

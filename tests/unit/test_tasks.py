@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.clock import MadeUp
 
-from fsd.kernel import streams, tasks
+from fsd.kernel import heads, streams, tasks
 
 
 def play(main: Callable[[], Any]) -> Any:
@@ -306,6 +306,20 @@ class TestStreams:
             return said, status, process.running()
 
         assert tasks.run(main) == (b"cba\n", 3, False)
+
+
+def test_a_restore_that_does_not_listen_has_ended_when_it_is_taken_as_ended() -> None:
+    """The place it writes into is detached next."""
+    program = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); "
+    program += "signal.pause()"
+
+    async def main() -> int:
+        process = await streams.start([sys.executable, "-c", program])
+        assert await process.stdout.receive()
+        await heads._end(process, 0.01)
+        return process.pid
+
+    assert not os.path.exists(f"/proc/{tasks.run(main)}")
 
 
 def test_a_daemon_loads_neither_trio_nor_what_pyfuse3_would() -> None:
