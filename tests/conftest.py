@@ -89,6 +89,8 @@ def missing() -> dict[str, str]:
         found["root"] = "not root"
     if platform.machine() != "x86_64":
         found["x86_64"] = "another processor than x86-64"
+    if "sha_ni" not in Path("/proc/cpuinfo").read_text().split():
+        found["sha_ni"] = "a processor without SHA instructions"
     return found
 
 
