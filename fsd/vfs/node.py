@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Collection, Iterator
+from sys import getsizeof
 from typing import Any, Final, cast
 
 from fsd.model.attrs import Attr
@@ -30,6 +31,10 @@ NO_ENTRIES: Final[dict[bytes, int | None]] = _Empty()
 NO_NAMES: Final[dict[bytes, int]] = _Empty()
 _TYPE: Final = 0o170000  # of a mode; asked some ten times a call, so without a call
 NO_STALE: Final = cast("set[bytes]", frozenset())
+# After so many inodes were dropped the table of inodes is looked at, and made anew where each of them takes
+# more bytes of it than SPARSE (a full one takes some 50).
+FIT_EVERY: Final = 1024
+SPARSE: Final = 400
 
 
 class Inode:
@@ -199,6 +204,7 @@ class Nodes:
     def __init__(self) -> None:
         self.by_ino: dict[int, Inode] = {}
         self.also: dict[int, tuple[int, ...]] = {}  # further numbers of an inode (`join`)
+        self._dropped = 0
 
     def join(self, node: Inode, stays: Inode) -> None:
         """`node` is the same inode as `stays`: from now on both numbers mean `stays`."""
@@ -223,6 +229,11 @@ class Nodes:
         self.by_ino.pop(node.ino, None)
         for number in self.also.pop(node.ino, ()):
             self.by_ino.pop(number, None)
+        self._dropped += 1
+        if self._dropped % FIT_EVERY == 0 and getsizeof(self.by_ino) > SPARSE * (FIT_EVERY + len(self.by_ino)):
+            kept = dict(self.by_ino)  # a table stays as large as it ever was, however few are left in it
+            self.by_ino.clear()
+            self.by_ino.update(kept)
 
     def numbers(self, node: Inode) -> tuple[int, ...]:
         """Every number the kernel may know it under."""

@@ -110,6 +110,9 @@ class CommitQueue:
                 left.pop(opno, None)
                 if not left:
                     del self._by_ino[ino]
+        if not self._ops:  # the tables keep the size of the longest queue until they are cleared
+            self._ops.clear()
+            self._by_ino.clear()
         return queued
 
     def redirect(self, old: int, new: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import getsizeof
+
 import pytest
 
 from fsd.model.attrs import Attr
@@ -21,6 +23,7 @@ from fsd.model.ops import (
     Setattr,
     Unlink,
 )
+from fsd.vfs.node import FIT_EVERY, Inode, Nodes
 from fsd.vfs.queue import HEADER_BLOCKS_MAX, CommitQueue, Queued, touched
 from fsd.vfs.wiremap import WireMap
 from fsd.wire.frame import Blob
@@ -194,3 +197,29 @@ def test_a_map_survives_the_log() -> None:
     assert again.pairs() == wire.pairs()
     assert again.known(99) == 99
     assert again.known(100) == 10
+
+
+def test_tables_that_were_large_are_small_again_when_they_are_empty() -> None:
+    queue = CommitQueue()
+    fresh = getsizeof(queue._ops)
+    for opno in range(1, 20_001):
+        queue.add(Queued(opno, chmod(opno, opno), opno, 0.0))
+    for opno in range(1, 20_001):
+        queue.remove(opno)
+    assert getsizeof(queue._ops) <= fresh
+    assert getsizeof(queue._by_ino) <= fresh
+    queue.add(Queued(20_001, chmod(20_001, 7), 20_001, 0.0))
+    assert [queued.opno for queued in queue] == [20_001]
+
+
+def test_a_table_of_inodes_is_made_anew_when_few_are_left() -> None:
+    nodes, table = Nodes(), {}
+    for ino in range(1, 20 * FIT_EVERY + 2):
+        table[ino] = nodes.by_ino[ino] = Inode(attr(ino, 1), 0)
+    held, large = nodes.by_ino, getsizeof(nodes.by_ino)
+    for ino in range(2, 20 * FIT_EVERY + 2):
+        nodes.drop(table[ino])
+        assert ino not in held
+    assert nodes.by_ino is held, "who has the table at hand goes on with it"
+    assert held == {1: table[1]}
+    assert getsizeof(held) < large / 100
