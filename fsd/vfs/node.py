@@ -230,7 +230,9 @@ class Nodes:
         for number in self.also.pop(node.ino, ()):
             self.by_ino.pop(number, None)
         self._dropped += 1
-        if self._dropped % FIT_EVERY == 0 and getsizeof(self.by_ino) > SPARSE * (FIT_EVERY + len(self.by_ino)):
+        if self._dropped % FIT_EVERY:
+            return
+        if getsizeof(self.by_ino) > SPARSE * (FIT_EVERY + len(self.by_ino)):
             kept = dict(self.by_ino)  # a table stays as large as it ever was, however few are left in it
             self.by_ino.clear()
             self.by_ino.update(kept)
