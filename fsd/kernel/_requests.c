@@ -58,6 +58,7 @@ static int answers;       /* whether questions are answered here */
 static long answered;     /* how many were, since forget_answers() */
 static uint64_t released[256]; /* handles that are closed */
 static size_t released_count;
+static int late = -1; /* the connection, for answers that come later */
 static PyObject *to_do; /* what calls leave for the loop to hand out; its length counts */
 
 /* libfuse's own, as the library that called would have found it without us. */
@@ -256,6 +257,11 @@ static int called(struct fuse_session *se, void *caller, const struct fuse_buf *
         Py_DECREF(result);
         return 0;
     }
+    if (result == Py_Ellipsis) { /* that will be answered */
+        Py_DECREF(result);
+        late = descriptor(se, caller);
+        return 1;
+    }
     if (result && PyBytes_Check(result)) {
         if (told_all(se, caller, &newest.head, PyBytes_AS_STRING(result), (size_t)PyBytes_GET_SIZE(result)))
             error = 0;
@@ -403,6 +409,21 @@ static PyObject *call_directly(PyObject *self, PyObject *args)
     return shortcut_set(by_opcode);
 }
 
+static PyObject *answer_late(PyObject *self, PyObject *args)
+{
+    unsigned long long unique;
+    int error;
+    struct answer out = {sizeof(out), 0, 0};
+
+    if (!PyArg_ParseTuple(args, "Ki", &unique, &error))
+        return NULL;
+    out.unique = unique;
+    out.error = -error;
+    if (write(late, &out, sizeof(out)) < 0)
+        Py_RETURN_NONE; /* whoever asked is gone, or all is */
+    Py_RETURN_NONE;
+}
+
 static PyObject *forget_answers(PyObject *self, PyObject *none)
 {
     long count = answered;
@@ -445,6 +466,8 @@ static PyMethodDef methods[] = {
     {"call_directly", call_directly, METH_VARARGS,
      "From now on call these functions, by operations, instead of handlers; what the second argument holds then is for "
      "the loop to do."},
+    {"answer_late", answer_late, METH_VARARGS,
+     "Answer the request of this number, for which a function gave `...`, with an error (0: none)."},
     {"forget_answers", forget_answers, METH_NOARGS,
      "Forget what is known: something may change that no request is about. How many questions were answered here "
      "since the last call."},

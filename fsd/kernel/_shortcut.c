@@ -1,11 +1,12 @@
-/* The requests of new, renamed and removed files, taken apart here and handed to plain functions of Python's, past
+/* The usual requests about files, taken apart here and handed to plain functions of Python's, past
  * libfuse, pyfuse3 and its coroutines: they give the answer as the kernel lays it out, or let the request go on to its
  * handler. Part of _requests.c, under the interpreter's lock.
  */
 #include "_requests.h"
 #include <string.h>
 
-enum { LOOKUP = 1, SETATTR = 4, UNLINK = 10, RENAME = 12, WRITE = 16, CREATE = 35, RENAME2 = 45, CALLS = 46 };
+enum { LOOKUP = 1, GETATTR = 3, SETATTR = 4, UNLINK = 10, RENAME = 12, READ = 15, WRITE = 16, FSYNC = 20 };
+enum { GETXATTR = 22, FLUSH = 25, OPENDIR = 27, RELEASEDIR = 29, FSYNCDIR = 30, CREATE = 35, RENAME2 = 45, CALLS = 46 };
 
 /* What stands behind the head; names, each with its zero, follow. */
 struct setattr {
@@ -25,6 +26,13 @@ struct write {
 };
 struct create {
     uint32_t flags, mode, umask, open_flags;
+};
+struct read {
+    uint64_t fh, offset;
+    uint32_t size, read_flags;
+};
+struct getxattr {
+    uint32_t size, padding;
 };
 
 static PyObject *calls[CALLS]; /* NULL: its handler is called */
@@ -88,6 +96,40 @@ static PyObject *call_write(PyObject *call, const struct head *head, const char 
                                  (Py_ssize_t)in.size, told, head->pid, head->gid);
 }
 
+static PyObject *call_read(PyObject *call, const char *at, const char *end)
+{
+    struct read in;
+
+    if ((size_t)(end - at) < sizeof(in))
+        return NULL;
+    memcpy(&in, at, sizeof(in));
+    return PyObject_CallFunction(call, "KKI", (unsigned long long)in.fh, (unsigned long long)in.offset, in.size);
+}
+
+static PyObject *call_getxattr(PyObject *call, const struct head *head, const char *at, const char *end)
+{
+    struct getxattr in;
+    const char *name;
+
+    if ((size_t)(end - at) < sizeof(in))
+        return NULL;
+    memcpy(&in, at, sizeof(in));
+    at += sizeof(in);
+    name = take_name(&at, end);
+    return name ? PyObject_CallFunction(call, "KyI", (unsigned long long)head->nodeid, name, in.size) : NULL;
+}
+
+/* What begins with a handle, and who asks. */
+static PyObject *call_handle(PyObject *call, const struct head *head, const char *at, const char *end)
+{
+    uint64_t fh;
+
+    if ((size_t)(end - at) < sizeof(fh))
+        return NULL;
+    memcpy(&fh, at, sizeof(fh));
+    return PyObject_CallFunction(call, "KKI", (unsigned long long)fh, (unsigned long long)head->unique, head->pid);
+}
+
 static PyObject *call_setattr(PyObject *call, const struct head *head, const char *at, const char *end)
 {
     struct setattr in;
@@ -100,8 +142,8 @@ static PyObject *call_setattr(PyObject *call, const struct head *head, const cha
                                  head->gid, head->pid);
 }
 
-/* What the function for this request gives: a number of an error (0: none) or the bytes of the answer. NULL: there is
- * no such function, it is no such request, or (with an exception) the function failed. `told` is what last() tells. */
+/* What the function for this request gives: a number of an error (0: none), the bytes of the answer, or `...`: it comes
+ * later (answer_late). NULL: there is no such function, it is no such request, or (with an exception) the function failed. `told` is what last() tells. */
 PyObject *shortcut_call(const void *request, size_t size, unsigned int told)
 {
     struct head head;
@@ -129,6 +171,19 @@ PyObject *shortcut_call(const void *request, size_t size, unsigned int told)
         return call_write(call, &head, at, end, told);
     case SETATTR:
         return call_setattr(call, &head, at, end);
+    case READ:
+        return call_read(call, at, end);
+    case FSYNC:
+    case FSYNCDIR:
+    case FLUSH:
+    case RELEASEDIR:
+        return call_handle(call, &head, at, end);
+    case GETXATTR:
+        return call_getxattr(call, &head, at, end);
+    case GETATTR:
+        return PyObject_CallFunction(call, "K", (unsigned long long)head.nodeid);
+    case OPENDIR:
+        return PyObject_CallFunction(call, "KI", (unsigned long long)head.nodeid, head.pid);
     default:
         return NULL;
     }

@@ -27,7 +27,7 @@ class Handling(Protocol):
     def were_released(self, handles: Sequence[int]) -> None: ...
 
 
-def translated(exc: Exception, what: str) -> FUSEError:
+def translated(exc: BaseException, what: str) -> FUSEError:
     """The errno `exc` is told with. Unexpected ones are logged with their traceback."""
     if isinstance(exc, FUSEError):
         return exc

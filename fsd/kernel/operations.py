@@ -35,7 +35,7 @@ from fsd.kernel.requests import (
     take_released,
 )
 from fsd.kernel.shortcut import Shortcut
-from fsd.model.acl import NAMES
+from fsd.kernel.xattrs import check_class
 from fsd.model.errors import PosixError, Unavailable
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Park, Want
@@ -48,8 +48,6 @@ R = TypeVar("R")
 
 # The kernel asks for at most 32 KiB (some 200 entries) in a common getdents; more would be thrown away.
 READDIR_PAGE = 256
-# Extended attributes of other classes are told as a disk tells them; without `--acl` so are those of ACLs.
-_XATTR_CLASSES = (b"user", b"trusted", b"security")
 # Marks the handle of a write whose bytes are pages of a shared mapping (`_extra.c` does).
 MAPPED = 1 << 63
 # What `ls -l` asks of each file. Where the kernel has SELinux it answers itself, elsewhere nobody has labels:
@@ -86,7 +84,7 @@ class FsdOperations(pyfuse3.Operations):
         ACLs; the kernel leaves the umask to us then, if it was told to (`handshake`)."""
         super().__init__()
         self.enable_acl = acl
-        self._machine = machine
+        self.machine = machine
         self.volume = machine.volume
         self._root = machine.volume.root_ino
         self.entries = Entries(self._root, FOREVER if immutable else TIMEOUT, keep=not ask)
@@ -104,7 +102,7 @@ class FsdOperations(pyfuse3.Operations):
 
     async def parked(self, body: Callable[..., R], args: tuple[Any, ...], park: Park) -> R:
         """Wait, then call `body` again, until it answers or `io_timeout` has passed since the start."""
-        machine = self._machine
+        machine = self.machine
         since = machine.clock()
         caller = args[-1] if args else None
         # A write may be asynchronous too.
@@ -149,10 +147,10 @@ class FsdOperations(pyfuse3.Operations):
         what is returned before it does anything but go on with requests."""
         self._known_ahead = self._xattr and requests.answer_here()
         self._closes_alone = self._known_ahead and self.volume.closes_alone
-        self._machine.news = self._forget_ahead if self._known_ahead else None
+        self.machine.news = self._forget_ahead if self._known_ahead else None
         if self._known_ahead and self.volume.waiting_jobs is not None:
             Shortcut(self).take()
-        return self._machine.news
+        return self.machine.news
 
     def _forget_ahead(self) -> None:
         if requests.forget_answers():
@@ -189,7 +187,7 @@ class FsdOperations(pyfuse3.Operations):
 
     def abort(self) -> None:
         """Answer everything that is parked with EIO."""
-        self._machine.fail_requests(Unavailable("the mount ends"))
+        self.machine.fail_requests(Unavailable("the mount ends"))
 
     def ino(self, nodeid: int) -> int:
         return self._root if nodeid == 1 else nodeid
@@ -228,9 +226,13 @@ class FsdOperations(pyfuse3.Operations):
     @handler
     def getattr(self, nodeid: int, ctx: RequestContext) -> EntryAttributes:
         inode = self.volume.getattr(self.ino(nodeid))
+        self.told_attributes(nodeid, inode)
+        return self.entries.of(inode)
+
+    def told_attributes(self, nodeid: int, inode: Inode) -> None:
+        self.now_answered()
         if inode.handles:
             self._told_file(nodeid, inode)
-        return self._entry(inode)
 
     def _change(self) -> Change | None:
         """What the kernel says of the request whose handler is called, before anything is awaited; None where
@@ -472,15 +474,17 @@ class FsdOperations(pyfuse3.Operations):
     ) -> int:
         return self.volume.copy_range(fh_in, offset_in, fh_out, offset_out, size, flags)
 
-    @handler
-    def flush(self, fh: int) -> None:
+    def flush_handle(self, fh: int) -> None:
         if self._openers.get(fh) not in self.own:
             self.volume.flush(fh)
 
-    @handler
-    def fsync(self, fh: int, datasync: bool) -> None:
+    flush = handler(flush_handle)
+
+    def fsync_handle(self, fh: int, datasync: bool = False) -> None:
         if self._openers.get(fh) not in self.own:
             self.volume.fsync(fh, datasync)
+
+    fsync = handler(fsync_handle)
 
     @handler
     def release(self, fh: int) -> None:
@@ -495,10 +499,13 @@ class FsdOperations(pyfuse3.Operations):
 
     @handler
     def opendir(self, nodeid: int, ctx: RequestContext) -> int:
+        return self.open_directory(nodeid, ctx, ctx.pid)
+
+    def open_directory(self, nodeid: int, asker: object, pid: int) -> int:
         ino = self.ino(nodeid)
-        fh = self.volume.opendir(ino, ctx)
+        fh = self.volume.opendir(ino, asker)
         self._directories[fh] = ino
-        self._openers[fh] = ctx.pid
+        self._openers[fh] = pid
         return fh
 
     @handler
@@ -538,11 +545,12 @@ class FsdOperations(pyfuse3.Operations):
         entry.attr_timeout = 0
         return entry
 
-    @handler
-    def releasedir(self, fh: int) -> None:
+    def release_directory(self, fh: int) -> None:
         self.volume.releasedir(fh)
         self._directories.pop(fh, None)
         self._openers.pop(fh, None)
+
+    releasedir = handler(release_directory)
 
     @handler
     def fsyncdir(self, fh: int, datasync: bool) -> None:
@@ -561,16 +569,9 @@ class FsdOperations(pyfuse3.Operations):
         if not self._xattr:
             # The kernel remembers ENOSYS, answers EOPNOTSUPP itself and spares one request a write.
             raise FUSEError(errno.ENOSYS)
-        kind, dot, rest = name.partition(b".")
-        if self.enable_acl and name in NAMES:
-            return
-        if not dot or kind not in _XATTR_CLASSES:
-            raise FUSEError(errno.EOPNOTSUPP)
-        if not rest:
-            raise FUSEError(errno.EINVAL)
+        check_class(name, acl=self.enable_acl)
 
-    @handler
-    def getxattr(self, nodeid: int, name: bytes, ctx: RequestContext) -> bytes:
+    def xattr(self, nodeid: int, name: bytes, ctx: RequestContext | None = None) -> bytes:
         self._check_xattr(name)
         try:
             return self.volume.getxattr(self.ino(nodeid), name)
@@ -578,6 +579,8 @@ class FsdOperations(pyfuse3.Operations):
             if name == _LABEL and exc.errno == errno.ENODATA:
                 raise FUSEError(errno.EOPNOTSUPP) from None
             raise
+
+    getxattr = handler(xattr)
 
     @handler
     def setxattr(self, nodeid: int, name: bytes, value: bytes, ctx: RequestContext) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Final, NamedTuple
 
 from fsd.kernel.extensions import load
@@ -149,13 +149,21 @@ def answer_here() -> bool:
     return True
 
 
-def call_directly(calls: dict[int, Callable[..., bytes | int | None]], jobs: Collection[object]) -> None:
+def call_directly(
+    calls: dict[int, Callable[..., bytes | int | EllipsisType | None]], jobs: Collection[object]
+) -> None:
     """From now on call these functions for requests, by the numbers of operations: they give the answer, the
-    number of an error (0: none), or None, and the request goes to its handler. What they put into `jobs`
-    is handed out before the next one."""
-    if hasattr(_extension, "call_directly"):
+    number of an error (0: none), `...` where they will `answer_late`, or None, and the request goes to its
+    handler. What they put into `jobs` is handed out before the next one."""
+    if hasattr(_extension, "answer_late"):  # an older one cannot do all of it
         assert _extension is not None
         _extension.call_directly(calls, jobs)
+
+
+# Answer the request of this number, for which one of them gave `...`: with an error, or 0.
+answer_late: Final[Callable[[int, int], None]] = getattr(
+    _extension, "answer_late", lambda unique, error: None
+)
 
 
 def forget_answers() -> int:

@@ -1,4 +1,4 @@
-"""The requests of new, renamed and removed files, past pyfuse3.
+"""The usual requests about files, past pyfuse3: names, contents, attributes and what waits for a commit.
 
 `_shortcut.c` takes such a request apart and calls a function of `Shortcut` with plain arguments, which does
 what the handler of that name does and gives the answer in the kernel's layout: without libfuse, two
@@ -9,10 +9,12 @@ the handler as if it had not been here; where something is waited for (`Park`) t
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import struct
 from collections.abc import Callable, Collection
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final
 
 from fsd.kernel.callers import Caller, as_owner
@@ -23,18 +25,20 @@ from fsd.kernel.requests import (
     KILLS,
     PLACED,
     Change,
+    answer_late,
     call_directly,
     take_released,
     whole_directory,
 )
 from fsd.vfs.files import SYNC_FLAGS
-from fsd.vfs.types import Park
+from fsd.vfs.types import Park, Want
 
 if TYPE_CHECKING:
     from fsd.kernel.operations import FsdOperations
 
 # Operations as the kernel numbers them.
-LOOKUP, SETATTR, UNLINK, RENAME, WRITE, CREATE, RENAME2 = 1, 4, 10, 12, 16, 35, 45
+LOOKUP, GETATTR, SETATTR, UNLINK, RENAME, READ, WRITE, FSYNC = 1, 3, 4, 10, 12, 15, 16, 20
+GETXATTR, FLUSH, OPENDIR, RELEASEDIR, FSYNCDIR, CREATE, RENAME2 = 22, 25, 27, 29, 30, 35, 45
 # What a SETATTR says it sets. That of a size, or of nothing else, is the handler's.
 _MODE, _UID, _GID, _SIZE, _ATIME, _MTIME, _KILLS = 1, 2, 4, 8, 16, 32, 1 << 11
 _ATIME_NOW, _MTIME_NOW = 1 << 7, 1 << 8
@@ -43,9 +47,10 @@ _SECOND: Final = 10**9
 
 _OPENED: Final = struct.Struct("=QII")  # handle, flags
 _KEEP_CACHE: Final = 1 << 1  # what pyfuse3 says of a new file
+_LENGTH: Final = struct.Struct("=II")
 _WRITTEN: Final = struct.Struct("=II")
 
-Answer = bytes | int | None
+Answer = bytes | int | EllipsisType | None
 
 
 def _groups(pid: int, gid: int) -> Collection[int]:
@@ -92,9 +97,17 @@ class Shortcut:
             WRITE: self.write,
             CREATE: self.create,
             SETATTR: self.setattr,
+            GETATTR: self.getattr,
+            GETXATTR: self.getxattr,
+            READ: self.read,
+            FLUSH: self.flush,
+            FSYNC: self.fsync,
+            FSYNCDIR: self.fsyncdir,
+            RELEASEDIR: self.releasedir,
         }
         if self._volume.core.options.consistency != "open":  # else each may ask, and is known by its context
             calls[LOOKUP] = self.lookup
+            calls[OPENDIR] = self.opendir
         call_directly(calls, self._volume.waiting_jobs)
 
     @_plain("lookup")
@@ -186,3 +199,75 @@ class Shortcut:
         operations.set_already(nodeid, inode)
         operations.now_answered()
         return operations.entries.attr_bytes(inode)
+
+    @_plain("getattr")
+    def getattr(self, nodeid: int) -> Answer:
+        operations = self.operations
+        ino = operations.ino(nodeid)
+        if self._volume.node(ino).is_dir:  # remembered as its answer goes through libfuse
+            return None
+        inode = self._volume.getattr(ino)
+        operations.told_attributes(nodeid, inode)
+        return operations.entries.attr_bytes(inode)
+
+    @_plain("xattr")
+    def getxattr(self, nodeid: int, name: bytes, size: int) -> Answer:
+        value = self.operations.xattr(nodeid, name)
+        if not size:
+            return _LENGTH.pack(len(value), 0)
+        return value if len(value) <= size else errno.ERANGE
+
+    @_plain("read")
+    def read(self, fh: int, offset: int, size: int) -> Answer:
+        if self.operations.direct.writers:
+            return None
+        data = self._volume.read(fh, offset, size)
+        self._volume.ask()  # for what it is about to read
+        return data
+
+    # What may be to wait for, and is all there is to do then.
+
+    @_plain("flush_handle")
+    def flush(self, fh: int, unique: int, pid: int) -> Answer:
+        return self._waits(self.operations.flush_handle, fh, unique, pid)
+
+    @_plain("fsync_handle")
+    def fsync(self, fh: int, unique: int, pid: int) -> Answer:
+        return self._waits(self.operations.fsync_handle, fh, unique, pid)
+
+    @_plain("fsyncdir")
+    def fsyncdir(self, fh: int, unique: int, pid: int) -> Answer:
+        return self._waits(self._volume.fsyncdir, fh, unique, pid)
+
+    def _waits(self, call: Callable[[int], None], fh: int, unique: int, pid: int) -> Answer:
+        try:
+            call(fh)
+        except Park as park:
+            if park.again:
+                raise
+            self._answer_after(park.want, unique, pid)
+            return ...
+        return 0
+
+    def _answer_after(self, want: Want, unique: int, pid: int) -> None:
+        """As a coroutine that waits does (`FsdOperations.parked`), without one."""
+        machine = self.operations.machine
+
+        def ended(error: BaseException | None) -> None:
+            forget()
+            told = error or want.error
+            answer_late(unique, 0 if told is None else translated(told, want.what).errno)
+
+        within = machine.handler_timeout()
+        forget = machine.watch(want, ended, within=within, pid=pid, inherited=True)
+
+    # directories
+
+    @_plain("opendir")
+    def opendir(self, nodeid: int, pid: int) -> Answer:
+        return _OPENED.pack(self.operations.open_directory(nodeid, None, pid), 0, 0)
+
+    @_plain("release_directory")
+    def releasedir(self, fh: int, unique: int, pid: int) -> Answer:
+        self.operations.release_directory(fh)
+        return 0

@@ -74,11 +74,15 @@ class Volume(CopyCalls):
     # jobs --------------------------------------------------------------------------------------------
     def jobs(self) -> list[Job]:
         """Work to hand to other threads now. Ask again after every call and every `finish` and `tick`."""
-        if self.loader.waiting or self.loader.blob_queue:
-            self.loader.pump()
+        self.ask()
         found = list(self.core.jobs)
         self.core.jobs.clear()
         return found
+
+    def ask(self) -> None:
+        """Make jobs of what is to be asked for."""
+        if self.loader.waiting or self.loader.blob_queue:
+            self.loader.pump()
 
     @property
     def waiting_jobs(self) -> Collection[Job]:

@@ -18,14 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from fsd.kernel.requests import call_directly
+from fsd.model.errors import NoSpace
 from fsd.vfs.node import Inode
 from fsd.vfs.types import Want
 from support.rawfuse import (
     CREATE,
+    FLUSH,
+    FSYNC,
     GETATTR,
+    GETXATTR,
     LINK,
     MKDIR,
     MKNOD,
+    READ,
     RENAME,
     RENAME2,
     RMDIR,
@@ -37,10 +42,18 @@ from support.rawfuse import (
     Player,
 )
 
-LOOKUP = 1
+LOOKUP, OPENDIR, RELEASEDIR, FSYNCDIR = 1, 27, 29, 30
 MANY = 300
 HANDLERS = {
     LOOKUP: "lookup",
+    GETATTR: "getattr",
+    GETXATTR: "getxattr",
+    READ: "read",
+    FLUSH: "flush",
+    FSYNC: "fsync",
+    OPENDIR: "opendir",
+    RELEASEDIR: "releasedir",
+    FSYNCDIR: "fsyncdir",
     SETATTR: "setattr",
     UNLINK: "unlink",
     RENAME: "rename",
@@ -116,6 +129,15 @@ class Asker:
 
     def look(self, what: str, node: int) -> None:
         self.ask(f"attributes {what}", GETATTR, node, struct.pack("<IIQ", 0, 0, 0))
+
+    def read(self, what: str, fh: int, offset: int, size: int) -> None:
+        self.ask(f"read {what}", READ, 0, struct.pack("<QQIIQII", fh, offset, size, 0, 0, 0, 0))
+
+    def value(self, what: str, node: int, name: bytes, size: int) -> None:
+        self.ask(f"value {what}", GETXATTR, node, struct.pack("<II", size, 0) + name + b"\0")
+
+    def handle(self, what: str, operation: int, fh: int) -> None:
+        self.ask(what, operation, 0, struct.pack("<QIIQ", fh, 0, 0, 0))
 
     def named_twice(self, what: str, parent: int, *names: bytes) -> None:
         """The second time perhaps without a call of Python's."""
@@ -229,6 +251,65 @@ def files(asker: Asker) -> None:
     asker.set("mode, while it is", node, MODE, mode=0o100600)
 
 
+def handles(asker: Asker) -> None:
+    """What is asked of open files and directories, and of attributes."""
+    node, fh = asker.create("create", 1, b"open")
+    asker.write("write, to be read", fh, 0, b"abc" * 1000)
+    reader, _ = asker.player.kernel.open(node)
+    asker.player.posted()
+    pieces = [("all", 0, 1 << 17), ("a part", 5, 7), ("the end", 2990, 4096), ("behind", 1 << 20, 1)]
+    for what, offset, size in pieces:
+        asker.read(what, reader, offset, size)
+    asker.read("no handle", reader + 1000, 0, 1)
+    asker.ask("set a value", SETXATTR, node, struct.pack("<II", 5, 0) + b"user.some\0value")
+    for what, name in (("there", b"user.some"), ("absent", b"user.none"), ("label", b"security.selinux")):
+        for size in (0, 3, 64):
+            asker.value(f"{what}, {size}", node, name, size)
+    asker.value("of no class", node, b"name", 64)
+    asker.value("of a name of nothing", node, b"user.", 64)
+    asker.value("of nothing that is there", 1 << 40, b"user.some", 64)
+    asker.look("of an open file", node)
+    asker.look("of nothing that is there", 1 << 40)
+    for operation, what in ((FLUSH, "flush"), (FSYNC, "fsync"), (FSYNCDIR, "fsyncdir")):
+        asker.handle(f"{what}, no handle", operation, fh + 1000)
+    asker.player.posted()  # the flush is not known to be for nothing
+    asker.handle("flush", FLUSH, fh)
+    directory = asker.make("mkdir", MKDIR, 1, struct.pack("<II", 0o755, 0) + b"opened\0")
+    for what, which in (("root", 1), ("directory", directory), ("file", node), ("nothing", 1 << 40)):
+        answer = asker.ask(f"opendir {what}", OPENDIR, which, struct.pack("<II", 0, 0))
+        if answer:
+            asker.handle(f"releasedir {what}", RELEASEDIR, struct.unpack_from("<Q", answer)[0])
+
+
+def syncs(asker: Asker) -> None:
+    """What waits for a commit: that is made, refused, and not waited for any more."""
+    player = asker.player
+    player.posted(lambda: player.loop.hook(player.machine.pump, player.operations.abort))
+    _, fh = asker.create("create to be synced", 1, b"synced")
+    answer = asker.ask("opendir to sync", OPENDIR, 1, struct.pack("<II", 0, 0))
+    directory = struct.unpack_from("<Q", answer)[0]
+    asker.handle("fsyncdir", FSYNCDIR, directory)
+    asker.handle("fsyncdir of nothing", FSYNCDIR, directory)
+    asker.write("write to be synced", fh, 0, b"x" * 100)
+    asker.handle("fsync", FSYNC, fh)
+    asker.handle("fsync of nothing", FSYNC, fh)
+    player.posted(lambda: player.volume.handles[fh].__setattr__("error", NoSpace("full")))
+    asker.handle("fsync that is told", FSYNC, fh)
+    asker.handle("fsync after that", FSYNC, fh)
+
+    def refuse() -> None:
+        player.volume.core.fail_commit_wants(NoSpace("full"))
+        player.machine.settle()
+
+    for end in (refuse, player.operations.abort):
+        player.posted(lambda: setattr(player.volume.committer, "kick", lambda: player.loop.post(end)))  # noqa: B023
+        asker.write("write in vain", fh, 0, b"y" * 100)
+        asker.handle("fsync in vain", FSYNC, fh)
+    player.posted(lambda: player.volume.committer.__dict__.pop("kick"))
+    asker.handle("fsync at last", FSYNC, fh)
+    asker.handle("releasedir", RELEASEDIR, directory)
+
+
 def waiting(asker: Asker) -> int:
     """How many questions it takes to look up a name, and to make one, where the names are not known."""
     player, volume = asker.player, asker.player.volume
@@ -305,7 +386,9 @@ def main() -> None:
     absent(asker)
     files(asker)
     defect(asker)
+    handles(asker)
     asked = waiting(asker)
+    syncs(asker)
     player.posted()
     told = sorted((one.ino, repr(one.name)) for one in player.operations.entries.take_absent())
     counts = {"asked": asked, "looks": len(looks), "told": told, "nonsense": nonsense(asker)}
