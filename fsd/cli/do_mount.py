@@ -149,11 +149,12 @@ def _name_left_overs(context: Context, options: MountOptions) -> None:
 
 
 def mount(context: Context, args: SimpleNamespace) -> Result:
-    from fsd.kernel import supervisor
+    from fsd.kernel import ahead, supervisor
 
     options = mount_options(context, args)
+    begun = ahead.taken(options)
     _name_left_overs(context, options)
-    code = supervisor.mount(options)
+    code = supervisor.mount(options, order=begun.order if begun else None)
     if args.foreground or code:
         return Raw(code)
     record = local.runtime(context).find(options.mountpoint)

@@ -21,9 +21,6 @@ from fsd.model.errors import FsdError, NoSpace, NotFound, PosixError, Unsupporte
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point. Returns the exit code; never raises but SystemExit from a broken pipe's signal."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Whoever started this may ignore it: then the kernel would keep from it how its children ended.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    standard.hold_numbers()
     streams = standard.streams()
     code = run(words, Environment(dict(os.environ)), streams)
     try:

@@ -12,17 +12,6 @@ from typing import IO, Any
 from fsd.cli.context import Streams
 
 
-def hold_numbers() -> None:
-    """Before anything is opened: numbers 0 to 2 that are closed would go to it, and a pipe between supervisor
-    and daemon, say, be overwritten by what a daemon makes of its streams. They are held; using them fails as
-    before, and programs started from here do not inherit them."""
-    for number, wrong_way in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, wrong_way)  # gets the lowest number that is free: this one
-
-
 def streams() -> Streams:
     """The process's streams; call once. Puts `Messages` in the place of `sys.stderr`."""
     if isinstance(sys.stderr, io.TextIOWrapper):

@@ -10,6 +10,9 @@ import threading
 from contextlib import suppress
 
 INTERRUPTED = 130
+MOUNTS = (("mount",), ("fs", "mount"), ("fs", "mount-file-system"), ("checkpoint", "mount"))
+# With one of these among the words there is no daemon, or it is this process's own.
+NOT_AHEAD = {"--foreground", "--no-supervisor", "--dry-run", "--help", "-h", "help", "--version"}
 
 
 def main() -> int:
@@ -23,6 +26,13 @@ def main() -> int:
         import warnings
 
         warnings.simplefilter("ignore")
+    # Whoever started this may ignore it: then the kernel would keep from it how its children ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    hold_numbers()
+    if _mounts(sys.argv[1:]):
+        from fsd.kernel import ahead
+
+        ahead.begin()
     from fsd.cli import main as program
 
     try:
@@ -33,6 +43,24 @@ def main() -> int:
         # In the few instructions around `run`, which tells it with words.
         code = INTERRUPTED
     return _leave(code)
+
+
+def _mounts(words: list[str]) -> bool:
+    """Whether a daemon will be needed, as far as can be told by now. One that is not needed costs its
+    loading; a mount without one begun takes longer."""
+    lead = tuple(words[:2])
+    return (lead[:1] in MOUNTS or lead in MOUNTS) and not NOT_AHEAD.intersection(words)
+
+
+def hold_numbers() -> None:
+    """Before anything is opened: numbers 0 to 2 that are closed would go to it, and a pipe between supervisor
+    and daemon, say, be overwritten by what a daemon makes of its streams. They are held; using them fails as
+    before, and programs started from here do not inherit them."""
+    for number, wrong_way in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, wrong_way)  # gets the lowest number that is free: this one
 
 
 def _leave(code: int) -> int:

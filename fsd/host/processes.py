@@ -1,4 +1,4 @@
-"""Who on this machine is at work below a directory, as /proc tells it."""
+"""Processes of this machine: who is at work below a directory, as /proc tells it; this one's streams."""
 
 from __future__ import annotations
 
@@ -41,3 +41,13 @@ def _uses(pid: str, prefix: bytes) -> bool:
             return any(inside(line[73:].rstrip(b"\n")) for line in maps if len(line) > 73)
     except OSError:
         return False
+
+
+def set_streams(output: str) -> None:
+    """Nothing to read, and what is written goes to the end of the file `output`."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+    for source in (null, log):
+        os.close(source)

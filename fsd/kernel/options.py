@@ -5,7 +5,9 @@ Imports neither pyfuse3 nor trio: the supervisor and every command that only tal
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import marshal
+import os
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fsd.host.seam import Host
@@ -17,7 +19,7 @@ from fsd.model.limits import (
     READY_TIMEOUT,
     STOP_TIMEOUT,
 )
-from fsd.model.token import Token
+from fsd.model.token import Token, parse
 
 try:
     # As `random` does: hashlib brings OpenSSL, 3.6 MiB that the supervisor would keep for one hash.
@@ -96,3 +98,17 @@ def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path, state: s
     text = b"\0".join(known)
     digest: str = sha256(text).hexdigest()
     return digest[:16]
+
+
+def packed(options: MountOptions) -> bytes:
+    """All but the host, for another process of the same program."""
+    values = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "host"}
+    values["token"] = options.token.text()
+    return marshal.dumps({n: bytes(v) if isinstance(v, Path) else v for n, v in values.items()})
+
+
+def unpacked(raw: bytes) -> MountOptions:
+    """What was packed, on the machine's own host."""
+    values = marshal.loads(raw)
+    paths = {name: Path(os.fsdecode(values[name])) for name in ("mountpoint", "state_dir", "runtime_dir")}
+    return MountOptions(**{**values, **paths, "token": parse(values["token"])})

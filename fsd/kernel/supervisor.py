@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from fsd.host import threads
 from fsd.host.files import make_dirs_durable
 from fsd.host.heap import give_back
+from fsd.host.processes import set_streams
 from fsd.kernel import fresh, namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
@@ -78,13 +79,25 @@ class Start(NamedTuple):
     loaded: fresh.Prints  # the supervisor's modules, as their files were when it began
 
 
+class Child(NamedTuple):
+    """A daemon that runs, and where it is told of stops."""
+
+    pid: int
+    stop_pipe: int
+
+
 def to_stderr(text: str) -> None:
     os.write(2, f"fsd: {text}\n".encode("utf-8", "backslashreplace"))
 
 
-def mount(options: MountOptions, say: Say = to_stderr) -> int:
+# Takes options, lock and channel. False: there is no supervisor that waits for them.
+Order = Callable[[MountOptions, int, int], bool]
+
+
+def mount(options: MountOptions, say: Say = to_stderr, order: Order | None = None) -> int:
     """Mount; returns 0 when a stat through the mount was answered; with `foreground`, the exit code when it
-    has ended. The record in the runtime directory then tells pids, log and socket.
+    has ended. The record in the runtime directory then tells pids, log and socket. `order` is how a
+    supervisor is told that was begun already.
 
     Raises `Busy` when the place is mounted or being restarted, `Unsupported` where mounting is impossible,
     `UsageError` and `NotFound` for a wrong place, and what the server said.
@@ -100,7 +113,11 @@ def mount(options: MountOptions, say: Say = to_stderr) -> int:
         if options.foreground:
             _tidy(directory)
             return _foreground(options, place, directory, say)
-        _background(options, place, directory, say)
+        read_end, write_end = os.pipe()
+        if order is None or not order(options, lock, write_end):
+            _fork_supervisor(options, directory, read_end, write_end)
+        os.close(write_end)
+        _wait_ready(directory, read_end, say)
         return 0
     finally:
         os.close(lock)
@@ -214,13 +231,14 @@ def _working_directory() -> Path:
         return Path("/")
 
 
-def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: Say) -> dict[str, Any]:
-    read_end, write_end = os.pipe()
+def _fork_supervisor(options: MountOptions, directory: RuntimeDir, read_end: int, write_end: int) -> None:
     middle = _fork()
     if middle == 0:
-        _in_child(lambda: _detached(options, place, directory, read_end, write_end))
-    os.close(write_end)
+        in_child(lambda: _detached(options, directory, read_end, write_end))
     os.waitpid(middle, 0)
+
+
+def _wait_ready(directory: RuntimeDir, read_end: int, say: Say) -> None:
     started: list[int] = []
 
     def begun(pid: int) -> None:
@@ -228,7 +246,7 @@ def _background(options: MountOptions, place: Path, directory: RuntimeDir, say: 
         _tidy(directory)  # the daemon takes longer to start
 
     try:
-        return read_until_ready(read_end, say, begun)
+        read_until_ready(read_end, say, begun)
     except KeyboardInterrupt:
         for pid in started:
             with contextlib.suppress(ProcessLookupError):  # it ended by itself
@@ -250,7 +268,14 @@ def _fork() -> int:
         raise threads.failure(exc, f"no process can be started: {exc.strerror}") from exc
 
 
-def _in_child(body: Callable[[], int]) -> None:
+def fork_small() -> int:
+    """Fork who becomes the supervisor. What the command loaded with is free by now; a copy of it would be the
+    supervisor's for good. The more where modules were compiled first."""
+    give_back()
+    return _fork()
+
+
+def in_child(body: Callable[[], int]) -> None:
     """Run `body` in this forked process and end it, whatever happens."""
     code = EXIT_CRASHED
     try:
@@ -264,50 +289,53 @@ def _in_child(body: Callable[[], int]) -> None:
         os._exit(code)
 
 
-def _detached(
-    options: MountOptions, place: Path, directory: RuntimeDir, read_end: int, write_end: int
-) -> int:
+def _detached(options: MountOptions, directory: RuntimeDir, read_end: int, write_end: int) -> int:
     os.setsid()
     channel = Channel(write_end)
-    # What the command loaded with is free by now; a copy of it would be the supervisor's for good. The more
-    # where modules were compiled first.
-    give_back()
     try:
-        if _fork() != 0:
+        if fork_small() != 0:
             return 0
     except FsdError as exc:
         channel.failed(exc)
         return exc.exit_code
     os.close(read_end)
     os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(
-        directory.read(options.mount_id).log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-    )
-    for target, source in ((0, null), (1, log), (2, log)):
-        os.dup2(source, target)
+    set_streams(directory.read(options.mount_id).log)
     channel.supervisor(os.getpid())
-    return _serve(options, place, directory, channel)
+    return _serve(options, options.mountpoint, directory, channel)
 
 
 def _serve(options: MountOptions, place: Path, directory: RuntimeDir, channel: Channel) -> int:
     if not options.supervised:
-        _daemon(options, Start(place, directory, channel, None, 0, 0, {}))
+        daemon(options, Start(place, directory, channel, None, 0, 0, {}))
     return Supervisor(options, place, directory, channel).run()
 
 
-def _daemon(options: MountOptions, start: Start) -> NoReturn:
+def alone() -> None:
+    """A daemon's process: a group of its own, since the terminal's Ctrl-C is to reach it once, through the
+    supervisor, and signals as if there were none."""
+    os.setpgid(0, 0)
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def daemon(options: MountOptions, start: Start) -> NoReturn:
     if fresh.changed(start.loaded):
         fresh.load_anew()
         options, start = fresh.carried(options), _carried(start, fresh.carried(options))
-    # Imported here: the supervisor itself stays small. The first ones have to come before pyfuse3.
-    importlib.import_module("fsd.kernel.requests")
-    importlib.import_module("fsd.kernel.replies")
-    importlib.import_module("fsd.kernel.extra")
+    load_daemon()(options, start)
+
+
+def load_daemon() -> Callable[[MountOptions, Start], NoReturn]:
+    """What only the daemon needs: the supervisor itself stays small. The first ones have to come before
+    pyfuse3."""
+    for name in ("requests", "replies", "extra"):
+        importlib.import_module(f"fsd.kernel.{name}")
     importlib.import_module("fsd.kernel.lean").load_pyfuse3()
     from fsd.kernel.daemon import run
 
-    run(options, start)
+    return run
 
 
 def _carried(start: Start, options: MountOptions) -> Start:
@@ -336,7 +364,7 @@ def _foreground(options: MountOptions, place: Path, directory: RuntimeDir, say: 
     if not options.supervised:
         # The daemon ends this process itself; the reader shows its messages until then.
         reader.start()
-        _daemon(options, Start(place, directory, channel, None, 0, 0, {}))
+        daemon(options, Start(place, directory, channel, None, 0, 0, {}))
     code = Supervisor(options, place, directory, channel, reader).run()
     channel.close()
     reader.join(5)
@@ -355,6 +383,9 @@ class Supervisor:
         directory: RuntimeDir,
         channel: Channel,
         reader: threading.Thread | None = None,
+        *,
+        first: Child | None = None,
+        loaded: fresh.Prints | None = None,
     ) -> None:
         self._options = options
         self._place = place
@@ -368,7 +399,8 @@ class Supervisor:
         self._recent: deque[float] = deque()
         self._known = directory.read(options.mount_id)
         self._lock: int | None = None
-        self._loaded = fresh.prints()
+        self._first = first
+        self._loaded = fresh.prints() if loaded is None else loaded
 
     def run(self) -> int:
         self._signals = stop_signals()
@@ -394,26 +426,14 @@ class Supervisor:
                 os.write(self._pipe, b"s")
 
     def _one_daemon(self) -> int:
-        read_end, write_end = os.pipe()
-        options = self._options
         # Blocked until the daemon has let go of our handler: one that comes between would be lost with it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            pid = _fork()
+            pid, write_end = self._first or self._fork_daemon()
         except FsdError as exc:
-            return self._no_daemon(exc, read_end, write_end)
-        if pid == 0:
-            os.close(write_end)
-            # A group of its own: the terminal's Ctrl-C reaches it once, through the supervisor.
-            os.setpgid(0, 0)
-            for number in self._signals:
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            where = self._place, self._directory, self._channel
-            start = Start(*where, read_end, self._restarts, os.getppid(), self._loaded)
-            _in_child(lambda: _daemon(options, start))
+            return self._no_daemon(exc)
+        self._first = None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        os.close(read_end)
         self._told = 0
         self._pipe = write_end
         self._tell_stops()
@@ -425,12 +445,28 @@ class Supervisor:
         os.close(write_end)
         return status
 
-    def _no_daemon(self, error: FsdError, read_end: int, write_end: int) -> int:
+    def _fork_daemon(self) -> Child:
+        read_end, write_end = os.pipe()
+        options = self._options
+        try:
+            pid = _fork()
+        except FsdError:
+            os.close(read_end)
+            os.close(write_end)
+            raise
+        if pid == 0:
+            os.close(write_end)
+            alone()
+            where = self._place, self._directory, self._channel
+            start = Start(*where, read_end, self._restarts, os.getppid(), self._loaded)
+            in_child(lambda: daemon(options, start))
+        os.close(read_end)
+        return Child(pid, write_end)
+
+    def _no_daemon(self, error: FsdError) -> int:
         """No process could be started. Raises at the first mount; one that was there is not given up for a
         limit that is met for a moment: the status counts as that of a daemon which died at once, a while
         later."""
-        os.close(read_end)
-        os.close(write_end)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if not self._restarts:
             self._channel.failed(error)

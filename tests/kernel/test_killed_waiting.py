@@ -52,7 +52,10 @@ class Stuck:
 
     def _waiting(self) -> str:
         for task in Path(f"/proc/{self.pid}/task").iterdir():
-            name, _, rest = (task / "stat").read_text().rpartition(")")
+            try:
+                name, _, rest = (task / "stat").read_text().rpartition(")")
+            except FileNotFoundError:  # a thread that has ended
+                continue
             if rest.split()[0] == "D":
                 return name.partition("(")[2]
         return ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsd.vfs.open
 from fsd.host.seam import Host
-from fsd.kernel import remains, stacks, supervisor, tasks
+from fsd.kernel import ahead, remains, stacks, supervisor, tasks
 from fsd.kernel.options import MountOptions
 from fsd.model.errors import FsdError
 from fsd.model.token import make
@@ -78,8 +78,11 @@ def main() -> int:
         remains.end_connections = lambda place, source: False
     if "hang" in sys.argv:
         stacks.HANG = 2.0  # type: ignore[misc]
+    if not options.foreground and "late" not in sys.argv:
+        ahead.begin()  # as the command line does
+    begun = ahead.taken(options)
     try:
-        return supervisor.mount(options)
+        return supervisor.mount(options, order=begun.order if begun else None)
     except FsdError as exc:
         print(f"{exc} ({exc.hint})", file=sys.stderr)
         return exc.exit_code

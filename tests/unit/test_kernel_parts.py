@@ -378,7 +378,7 @@ print(full, kept, resident())
         read_end, write_end = os.pipe()
         os.close(read_end)
         nothing = cast(Any, None)  # what the parent of the supervisor does not look at
-        assert supervisor._detached(nothing, Path("/"), nothing, -1, write_end) == 0
+        assert supervisor._detached(nothing, nothing, -1, write_end) == 0
         os.close(write_end)
         assert seen == ["give back", "fork"]
 
