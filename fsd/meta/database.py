@@ -40,8 +40,8 @@ class Tx(Protocol):
 
     def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
-    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
-        """Run a statement once for each of `rows`, in order."""
+    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> int:
+        """Run a statement once for each of `rows`, in order; how many rows it touched in all."""
         ...
 
     def lock_fs(self, fs: int) -> None:

@@ -103,11 +103,13 @@ class PostgresTx:
     def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self._run(sql, params).fetchall()
 
-    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> int:
+        if not rows:
+            return 0
         if len(rows) == 1:
-            self._run(sql, rows[0])
-        elif rows:
-            self._cursor.executemany(to_percent(sql), rows)
+            return self._run(sql, rows[0]).rowcount
+        self._cursor.executemany(to_percent(sql), rows)
+        return self._cursor.rowcount
 
     def lock_fs(self, fs: int) -> None:
         self._run("SELECT 1 FROM fs WHERE id=? FOR UPDATE", (fs,))

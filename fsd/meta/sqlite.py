@@ -62,9 +62,8 @@ class SqliteTx:
     def all(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self._conn.execute(sql, params).fetchall()
 
-    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
-        if rows:
-            self._conn.executemany(sql, rows)
+    def many(self, sql: str, rows: Sequence[Sequence[object]]) -> int:
+        return self._conn.executemany(sql, rows).rowcount if rows else 0
 
     def lock_fs(self, fs: int) -> None:
         return None

@@ -67,9 +67,14 @@ def hold_tree(tx: Tx, fs: FsRef, who: Grant | None = None) -> tuple[int, int]:
     are still its origin's: outside of the transaction the caller waits (`Forks.when_copied`), or lets its own
     caller come again."""
     found = held(tx, fs, who)
+    check_copied(fs, found)
+    return found[:2]
+
+
+def check_copied(fs: FsRef, found: Held) -> None:
+    """See `hold_tree`."""
     if not found.copied:
         raise _copying(fs)
-    return found[:2]
 
 
 def check_own(tx: Tx, fs: FsRef) -> None:
@@ -88,13 +93,24 @@ def _copying(fs: FsRef) -> ForkCopying:
 
 def held(tx: Tx, fs: FsRef, who: Grant | None = None) -> Held:
     """As `hold`, with all that is known of it then."""
+    found = locked(tx, fs)
+    if who is not None:
+        check_token(tx, fs, who)
+    return found
+
+
+def locked(tx: Tx, fs: FsRef) -> Held:
+    """As `held`, for whoever asks for the token next (`check_token`), or has asked for it."""
     row = tx.locked_fs(fs.id, "seq, pinned, copied, file_count, status")
     if row is None or row[4] != "active":
         raise no_file_system(fs.name)
-    if who is not None and who.kind != ADMIN:
+    return Held(int(row[0]), int(row[1]), bool(row[2]), int(row[3]))
+
+
+def check_token(tx: Tx, fs: FsRef, who: Grant) -> None:
+    if who.kind != ADMIN:
         token = tx.one("SELECT status FROM token WHERE id=? AND fs=?", (who.token_id, fs.id))
         check_status(who.token_id, None if token is None else token[0])
-    return Held(int(row[0]), int(row[1]), bool(row[2]), int(row[3]))
 
 
 def check_status(token_id: str, status: str | None) -> None:

@@ -39,10 +39,10 @@ from fsd.model.errors import (
 from fsd.model.limits import APPLIED_KEEP, COMMIT_FOLDS_MAX, COMMIT_OPS_MAX, INO_COUNTER_BITS
 from fsd.model.ops import CONTENT, CREATE, REFUSED, REMOVALS, Op, Outcome
 from fsd.service import redirect_rows, rows
-from fsd.service.access import FsRef, Grant, hold_tree
+from fsd.service.access import FsRef, Grant, check_copied, hold_tree, locked
 from fsd.service.conflicts import note
 from fsd.service.decide import apply
-from fsd.service.feed import Feed, check_past
+from fsd.service.feed import Feed, compare_past
 from fsd.service.packs import Packs, Prepared
 from fsd.service.redirect_rows import DbRedirects
 from fsd.service.redirects import Redirects
@@ -164,15 +164,14 @@ class Commits:
     def _commit(
         self, tx: Tx, fs: FsRef, work: _Work, folding: _Folding, who: Grant
     ) -> tuple[CommitAnswer, bool]:
-        state = lock(tx, fs, who)
         commit = work.commit
-        session = self._sessions.load(tx, fs, commit.session)
+        state, session, at = self._begin(tx, fs, commit, who)
         if session.prev_ticket and (commit.ticket, commit.digest) == (
             session.prev_ticket,
             session.prev_digest,
         ):
             return read_answer(session.prev_answer), False
-        check_past(tx, fs, state.seq, commit.known)
+        compare_past(fs, state.seq, commit.known, at)
         seen = [op for op in work.ops if op.opno < session.next_op]
         seen, told, told_seq = _match(tx, session, seen, work.digests)
         if commit.ticket != session.ticket and not seen:
@@ -217,6 +216,15 @@ class Commits:
         answer = CommitAnswer(seq, ticket, next_op, told + tuple(outcomes), (), need_full, made, at)
         self._note(tx, session, work, done, outcomes, answer)
         return answer, moved
+
+    def _begin(self, tx: Tx, fs: FsRef, commit: Commit, who: Grant) -> tuple[FsState, SessionRow, int | None]:
+        """Lock the filesystem and see whether `who` may commit: its state, the session, and when the newest
+        commit that the mount has seen was made."""
+        held = locked(tx, fs)
+        known = commit.known.seq if commit.known else 0
+        session, at = self._sessions.load(tx, fs, commit.session, who, known)
+        check_copied(fs, held)
+        return FsState(held.seq, held.pinned), session, at
 
     def _checkpoint(
         self, tx: Tx, fs: FsRef, commit: Commit, outcomes: list[Outcome], who: Grant
@@ -426,9 +434,9 @@ class _Folding:
             packs.insert(tx, prepared)
 
 
-def lock(tx: Tx, fs: FsRef, who: Grant | None = None) -> FsState:
+def lock(tx: Tx, fs: FsRef) -> FsState:
     """`access.hold_tree`, with names."""
-    return FsState(*hold_tree(tx, fs, who))
+    return FsState(*hold_tree(tx, fs))
 
 
 def beyond(named: Named, lengths: dict[bytes, int]) -> dict[int, Outcome]:

@@ -126,9 +126,14 @@ class Feed:
 def check_past(tx: Tx, fs: FsRef, head: int, known: Mark | None) -> None:
     """Raises `HistoryChanged` when the commit `known` is not one of this history: the service has gone back
     to an older copy. Where its row was pruned nobody can tell."""
+    if known is not None and known.seq:
+        compare_past(fs, head, known, _made_at(tx, fs, known.seq))
+
+
+def compare_past(fs: FsRef, head: int, known: Mark | None, at: int | None) -> None:
+    """As `check_past`; `at`: when the commit of that number was made, as far as its row is there."""
     if known is None or not known.seq:
         return
-    at = _made_at(tx, fs, known.seq)
     if known.seq > head or at not in (None, known.at):
         raise HistoryChanged(
             f"the service went back to an older copy of its data: it does not have commit {known.seq} of "

@@ -192,26 +192,23 @@ class Packs:
     @staticmethod
     def _insert_pack(tx: Tx, fs: int, made: Made, now: int) -> None:
         check_in_time(made, now)
-        if made.data is not None:
-            # Where all of an inline pack is known already, not even its bytes are kept.
-            stored = _stored(tx, fs, [row[0] for row in made.rows])
-            if len(stored) == len(made.rows):
-                _refresh(tx, fs, stored, now)
-                return
-        tx.execute(
-            "INSERT INTO pack (id, fs, size, data, created) VALUES (?,?,?,?,?)",
-            (made.number, fs, made.size, made.data, now),
-        )
         # By hash, as everything that touches several blobs, so that transactions never wait in a circle. One
-        # stored meanwhile by somebody else stays where it is; its place in this pack is swept.
-        tx.many(
+        # stored already stays where it is; its place in this pack is swept.
+        new = tx.many(
             "INSERT INTO blob (fs, hash, pack, off, raw_len, stored_len, codec, refs, fresh)"
-            " VALUES (?,?,?,?,?,?,?,0,?) ON CONFLICT (fs, hash) DO UPDATE SET fresh=excluded.fresh",
+            " VALUES (?,?,?,?,?,?,?,0,?) ON CONFLICT (fs, hash) DO NOTHING",
             [
                 (fs, digest, made.number, off, raw, stored_len, codec, now)
                 for digest, off, raw, stored_len, codec in sorted(made.rows)
             ],
         )
+        if new < len(made.rows):
+            _refresh(tx, fs, {row[0] for row in made.rows}, now)
+        if new or made.data is None:  # where all of an inline pack is stored, not even its bytes are kept
+            tx.execute(
+                "INSERT INTO pack (id, fs, size, data, created) VALUES (?,?,?,?,?)",
+                (made.number, fs, made.size, made.data, now),
+            )
 
     def store(self, fs: int, fs_name: str, blobs: Sequence[Blob]) -> None:
         """All of `blobs` are durably stored when this returns. Raises `NotFound` when the filesystem was
@@ -422,15 +419,19 @@ def _stored(tx: Tx, fs: int, hashes: Sequence[bytes]) -> set[bytes]:
 
 
 def _refresh(tx: Tx, fs: int, hashes: set[bytes], now: int) -> dict[bytes, int]:
-    """Mark stored ones of `hashes` as used now; which those are, and their lengths."""
+    """Mark stored ones of `hashes` as used now; which those are, and their lengths. One that has references
+    needs no mark: it gets one when it loses the last (`adjust`). Holds the filesystem."""
     found: dict[bytes, int] = {}
+    idle: list[bytes] = []
     for some in chunks(sorted(hashes)):
         marks, params = in_list(some)
-        rows = tx.all(
-            f"UPDATE blob SET fresh=? WHERE fs=? AND hash IN {marks} RETURNING hash, raw_len",
-            [now, fs, *params],
-        )
-        found.update((row[0], int(row[1])) for row in rows)
+        for digest, length, refs in tx.all(
+            f"SELECT hash, raw_len, refs FROM blob WHERE fs=? AND hash IN {marks}", [fs, *params]
+        ):
+            found[digest] = int(length)
+            if not refs:
+                idle.append(digest)
+    tx.many("UPDATE blob SET fresh=? WHERE fs=? AND hash=?", [(now, fs, digest) for digest in sorted(idle)])
     return found
 
 

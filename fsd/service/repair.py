@@ -17,6 +17,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from fsd.blobs.store import BlobStore
+from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import MAX
 from fsd.model import blocks
@@ -117,6 +118,7 @@ class _Work:
     def __init__(self, tx: Tx, fs: FsRef) -> None:
         self.tx, self.fs = tx, fs
         self.steps: list[Step] = []
+        self.now = Host().wall_ns()
 
     def all(self, sql: str) -> list[tuple[Any, ...]]:
         return self.tx.all(sql, (self.fs.id,))
@@ -177,10 +179,11 @@ class _Work:
                 what = f"refs {have} becomes {wanted}"
                 if not wanted:  # the count may be all that is left of a row that was lost
                     what += ": the sweep takes it then; leave it while a file reads zeros that it should not"
+                # Without references from now on it has its whole grace before it, as after a commit.
                 self.do(
                     Step("counted", f"blob {digest.hex()}", what),
-                    "UPDATE blob SET refs=? WHERE fs=? AND hash=?",
-                    *(wanted, self.fs.id, digest),
+                    "UPDATE blob SET refs=?, fresh=? WHERE fs=? AND hash=?",
+                    *(wanted, self.now, self.fs.id, digest),
                 )
 
     def references(self) -> dict[bytes, int]:

@@ -17,7 +17,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import NoSpace, SessionUnknown, UsageError
 from fsd.model.limits import LIST_PAGE_MAX, SESSION_BITS
-from fsd.service.access import ADMIN_GRANT, FsRef, Grant, hold
+from fsd.service.access import ADMIN, ADMIN_GRANT, FsRef, Grant, check_status, check_token, hold
 from fsd.service.feed import check_past
 from fsd.wire.messages import Mark
 
@@ -27,6 +27,15 @@ TICKET: Final = 16
 _TEXT_MAX: Final = 4096
 _ENDS: Final = ("clean", "lost", "replaced")
 
+_LOAD: Final = (
+    "SELECT id, host, remote_path, next_op, ticket, prev_ticket, prev_digest, prev_answer, "
+    "(SELECT writers FROM fs WHERE fs.id=session.fs), "
+    "EXISTS (SELECT 1 FROM redirect r WHERE r.session=session.id) "
+    "OR EXISTS (SELECT 1 FROM moved m WHERE m.session=session.id), "
+    "(SELECT t.status FROM token t WHERE t.id=? AND t.fs=session.fs), "
+    "(SELECT c.at FROM change c WHERE c.fs=session.fs AND c.seq=?) "
+    "FROM session WHERE id=? AND fs=?"
+)
 LIVES: Final = "CASE WHEN ended='replaced' THEN '' ELSE ended END"  # SQL: `ended` at a sign of life
 
 Pending = tuple[int, int, int]
@@ -165,19 +174,18 @@ class Sessions:
         )
         return [_shown(row, now) for row in rows]
 
-    def load(self, tx: Tx, fs: FsRef, session: int) -> SessionRow:
-        """The session for a commit. Raises `SessionUnknown`."""
-        row = tx.one(
-            "SELECT id, host, remote_path, next_op, ticket, prev_ticket, prev_digest, prev_answer, "
-            "(SELECT writers FROM fs WHERE fs.id=session.fs), "
-            "EXISTS (SELECT 1 FROM redirect r WHERE r.session=session.id) "
-            "OR EXISTS (SELECT 1 FROM moved m WHERE m.session=session.id) "
-            "FROM session WHERE id=? AND fs=?",
-            (session, fs.id),
-        )
+    def load(self, tx: Tx, fs: FsRef, session: int, who: Grant, known: int) -> tuple[SessionRow, int | None]:
+        """The session for a commit of `who`, and when the commit `known` was made. For whoever has locked the
+        filesystem and not asked for the token: one question for all of it. Raises `SessionUnknown`,
+        `NotAuthenticated`."""
+        row = tx.one(_LOAD, (who.token_id, known, session, fs.id))
         if row is None:
+            check_token(tx, fs, who)
             raise unknown(session)
-        return SessionRow(*row)
+        *of_session, status, at = row
+        if who.kind != ADMIN:
+            check_status(who.token_id, status)
+        return SessionRow(*of_session), at
 
 
 def unknown(session: int) -> SessionUnknown:

@@ -194,6 +194,18 @@ def test_a_whole_one_has_no_findings_and_nothing_to_repair(bench: SweepBench) ->
     assert mend(bench).steps == []
 
 
+def test_what_a_repair_finds_without_references_has_its_grace_before_it(bench: SweepBench) -> None:
+    """While its count was wrong nobody who asked for it made it fresh."""
+    blob = make_blob(noise(4, 300))
+    bench.service.packs.store(bench.fs.id, bench.fs.name, [blob])
+    change(bench, "UPDATE blob SET refs=2, fresh=0 WHERE fs=? AND hash=?", bench.fs.id, blob.hash)
+    assert mend(bench).left == []
+    row = bench.service.db.read(
+        lambda tx: tx.one("SELECT refs, fresh FROM blob WHERE fs=? AND hash=?", (bench.fs.id, blob.hash))
+    )
+    assert row is not None and row[0] == 0 and row[1] > 0
+
+
 DAMAGE = {
     "refs": ("UPDATE blob SET refs=refs+3 WHERE fs=?", "counted"),
     "storage": ("UPDATE fs SET storage_bytes=storage_bytes+1 WHERE id=?", "counted"),

@@ -217,6 +217,7 @@ def test_nothing_is_durable_after_a_revocation(service: Service, how: str) -> No
         service.db.write(lambda tx: service.tokens.delete(tx, fs, who.token_id))
     late: list[Callable[[], object]] = [
         lambda: service.commits.commit(fs, commit, who),
+        lambda: service.commits.commit(fs, commit._replace(session=commit.session + 1), who),
         lambda: service.journals.append(fs, "j", Append(entries, "", None, False), who),
         lambda: service.db.write(lambda tx: service.journals.create(tx, fs, "k", ENVELOPE, who)),
         lambda: service.sessions.start(fs, info, who),

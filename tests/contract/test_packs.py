@@ -116,6 +116,43 @@ def test_missing_tells_which_and_makes_the_others_fresh(shelf: Shelf) -> None:
     assert shelf.db.write(lambda tx: shelf.packs.missing(tx, shelf.fs, set())) == []
 
 
+def test_a_blob_with_references_is_marked_when_it_loses_the_last(shelf: Shelf) -> None:
+    """Until then nothing takes it: to use it again writes no row."""
+    used, idle = small(1).hash, small(2).hash
+    shelf.put(small(1), small(2))
+    shelf.db.write(lambda tx: shelf.packs.adjust(tx, shelf.fs, {used: 1}))
+
+    def fresh() -> dict[object, object]:
+        return dict(shelf.rows("hash, fresh FROM blob"))  # type: ignore[arg-type]
+
+    shelf.now = 2000
+    assert shelf.db.write(lambda tx: shelf.packs.lengths(tx, shelf.fs, {used, idle})) == {
+        used: 100,
+        idle: 100,
+    }
+    shelf.put(small(1), small(3))
+    assert fresh() == {used: 1000, idle: 2000, small(3).hash: 2000}
+    shelf.now = 3000
+    shelf.db.write(lambda tx: shelf.packs.adjust(tx, shelf.fs, {used: -1}))
+    assert fresh()[used] == 3000
+
+
+def test_only_what_is_new_of_a_small_pack_is_stored(shelf: Shelf) -> None:
+    shelf.put(small(1), small(2))
+    shelf.put(small(2), small(1))
+    assert len(shelf.rows("id FROM pack")) == 1
+    shelf.put(small(2), small(3))
+    packs: dict[object, object] = dict(shelf.rows("hash, pack FROM blob"))  # type: ignore[arg-type]
+    assert packs[small(1).hash] == packs[small(2).hash] != packs[small(3).hash]
+    assert [(row[0],) for row in sorted(shelf.rows("id FROM pack"))] == sorted(
+        {(one,) for one in packs.values()}
+    )
+    found = shelf.packs.read(shelf.fs, [small(number).hash for number in (1, 2, 3)])
+    assert [open_blob(found[small(number).hash]) for number in (1, 2, 3)] == [
+        noise(f"small {number}", 100) for number in (1, 2, 3)
+    ]
+
+
 def test_counts_move_by_what_is_said(shelf: Shelf) -> None:
     shelf.put(small(1), small(2))
     one, two = small(1).hash, small(2).hash
