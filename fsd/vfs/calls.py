@@ -25,6 +25,7 @@ T = TypeVar("T")
 FLUSH_AT: Final = 0.75  # of the buffer: flush without waiting for age
 ROUND_PAUSE: Final = 0.05  # seconds between flushes because of it
 DISK_AGAIN: Final = 1.0  # seconds until a write on a full disk is tried again though nothing was freed
+OWN_LINKS: Final = 2  # of a directory: its name and its `.`
 SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is silent
 
 
@@ -413,7 +414,8 @@ class Calls:
 
     def touch_parent(self, parent: Inode, time: int, links: int = 0) -> None:
         parent.mtime = parent.ctime = time
-        parent.nlink += links
+        # Of one that is changed here it is not known how many directories another mount made in it.
+        parent.nlink = max(parent.nlink + links, OWN_LINKS)
         parent.stamp += 1
 
     def changed(self, node: Inode, time: int) -> None:
@@ -424,7 +426,7 @@ class Calls:
 
     def lose_name(self, node: Inode, time: int) -> None:
         """One name less; with the last one its changes are nobody's but its open handles'."""
-        node.nlink = 0 if node.is_dir else node.nlink - 1
+        node.nlink = 0 if node.is_dir else max(node.nlink - 1, 0)  # another mount may have given it this name
         self.changed(node, time)
         if node.nlink > 0:
             return
