@@ -138,12 +138,26 @@ class Lane:
             self._tell(told)
 
     def _tell(self, told: Told) -> None:
-        """Raises `OSError` when nobody takes it."""
+        """What follows waits for nobody who does not take the answer. Raises `OSError` when nobody does."""
+        left: bytes | memoryview = told.answer
         try:
-            self._sock.sendall(told.answer)
+            sent = self._sock.send(left, socket.MSG_DONTWAIT)
+            left = memoryview(left)[sent:] if sent < len(left) else b""
+        except BlockingIOError:
+            log.debug("an answer waits for room")
         finally:
             for call in told.later:
-                call()
+                _follow(call)
+        if left:
+            self._sock.sendall(left)
+
+
+def _follow(call: Callable[[], object]) -> None:
+    """One that fails keeps no other from being called, nor the connection from its next request."""
+    try:
+        call()
+    except Exception:
+        log.exception("what follows an answer failed")
 
 
 def lanes_of(scope: Mapping[str, Any]) -> Lanes | None:

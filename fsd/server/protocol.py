@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fsd.model.errors import UsageError
@@ -58,6 +59,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._small = 0  # small commits in a row
         self._lane: Lane | None = None
         self._stopping = False
+        self._running: RequestResponseCycle | None = None  # the oldest that has no whole answer
+        self._senseless = False  # what came last is no HTTP: nothing is read any more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -66,8 +69,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        # Of several at once uvicorn tells the last alone that nobody takes their answers.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self._senseless:
+            return
         super().data_received(data)
         if self._head_open and not self.transport.is_closing():
             self._head_bytes += len(data)
@@ -176,6 +190,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._lane.end()
 
     def send_400_response(self, msg: str) -> None:
+        self._senseless = True
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            # What came whole before is answered; a 400 would be taken for that answer.
+            self._disarm()
+            self.cycle.keep_alive = False
+            return
+        if (
+            self._running is not None
+            and self._running.response_started
+            and not self._running.response_complete
+        ):
+            self.transport.close()  # a 400 would be taken for a part of its answer
+            return
         error = UsageError("that is no HTTP request" if msg.startswith("Invalid") else msg)
         body = json.dumps(error.body("none")).encode()
         self.transport.write(

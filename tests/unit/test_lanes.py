@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ Back = queue.SimpleQueue[tuple[bytes, bool]]
 
 class Lines:
     """Answers lines; one with a question mark is not its business, "!" fails, "wait" waits for `go`, "much"
-    is answered with more than a socket takes."""
+    is answered with more than a socket takes, what follows from "bad" begins with what fails."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -50,7 +50,9 @@ class Lines:
         if b"wait" in data:
             self.began.set()
             assert self.go.wait(LONG)
-        later = [partial(self.go.wait, LONG)] if b"slow" in data else []
+        later: list[Callable[[], object]] = [partial(self.go.wait, LONG)] if b"slow" in data else []
+        if b"bad" in data:
+            later.append(partial(int, "bad"))
         told = data.upper() + default[0][1] + b"much" * (b"much" in data) * (1 << 22)
         return Told(told, [*later, partial(self.later.append, data)])
 
@@ -135,6 +137,39 @@ def test_nobody_waits_for_what_follows_from_an_answer(made: list[Line]) -> None:
     serving.go.set()
     assert line.back.get(timeout=LONG) == (b"", True)
     assert serving.later == [b"slow\n", b"wait\n"], "it is done where nobody takes the answer, too"
+    lanes.shutdown()
+
+
+def test_what_follows_waits_for_nobody_who_takes_no_answer(made: list[Line]) -> None:
+    """Others were not told of a commit for a minute, whose client had not read its answer."""
+    serving = Lines()
+    lanes = Lanes(serving, time.monotonic, 2)
+    line = Line(lanes)
+    made.append(line)
+    line.far.sendall(b"much\n")
+    wait_for(lambda: serving.later == [b"much\n"], LONG, "what follows")
+    whole = b"MUCH\ntoday" + b"much" * (1 << 22)
+    got = bytearray()
+    while len(got) < len(whole):
+        got += line.far.recv(1 << 20)
+    assert got == whole
+    assert line.ask(b"a\n") == b"A\ntoday"
+    line.far.close()
+    assert line.returned() == (b"", True)
+    lanes.shutdown()
+
+
+def test_one_of_what_follows_that_fails_is_logged_and_stops_nothing(
+    made: list[Line], caplog: pytest.LogCaptureFixture
+) -> None:
+    serving = Lines()
+    lanes = Lanes(serving, time.monotonic, 2)
+    line = Line(lanes)
+    made.append(line)
+    assert line.ask(b"bad\n") == b"BAD\ntoday"
+    assert line.ask(b"a\n") == b"A\ntoday"
+    wait_for(lambda: serving.later == [b"bad\n", b"a\n"], LONG, "what follows")
+    assert "ValueError" in caplog.text
     lanes.shutdown()
 
 
