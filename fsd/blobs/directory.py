@@ -12,11 +12,12 @@ from fsd.blobs.store import Listed, OpenFile, Stretch, check_key
 from fsd.host.files import fsync_dir, make_dirs_durable, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, IntegrityError, NoSpace, NotFound, Unavailable
-from fsd.model.limits import DIRECT_LEAST, DIRECT_PIECE
+from fsd.model.limits import DIRECT_LEAST, DIRECT_PIECE, KIB
 from fsd.model.space import Space
 
 _SCRATCH: Final = ".unfinished"
 _ENTERED_MAX: Final = 65_536  # one a filesystem; past it all are synced once more
+_LOOK: Final = 128 * KIB  # what Linux reads ahead
 _SCRATCH_KEEP_S: Final = 3600  # an upload takes seconds; older files are left over from a crash
 
 
@@ -72,6 +73,9 @@ class DirectoryStore:
         try:
             file = OpenFile(os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC))
             size = os.fstat(file.fd).st_size
+            # A disk that gives nothing of it is told before the answer has begun. As much as it is asked for
+            # first anyway: a single byte would be a read of its own.
+            os.pread(file.fd, min(length, _LOOK), offset)
         except FileNotFoundError as exc:
             raise NotFound(f"no object {key}") from exc
         except OSError as exc:

@@ -78,7 +78,8 @@ class BlobStore(Protocol):
         ...
 
     def stretch(self, key: str, offset: int, length: int) -> Stretch | None:
-        """As `get`, without reading it; None where objects are no files."""
+        """As `get`, with no more than a look at its beginning; None where objects are no files. What fails
+        behind that, its reader meets."""
         ...
 
     def head(self, key: str) -> int | None:

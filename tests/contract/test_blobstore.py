@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import threading
 from dataclasses import replace
@@ -15,7 +17,7 @@ from fsd.blobs.s3 import S3Options, S3Store
 from fsd.blobs.store import BlobStore
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NotFound, Unavailable, UsageError
-from fsd.model.limits import MIB
+from fsd.model.limits import KIB, MIB
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -52,6 +54,22 @@ def test_a_stretch_is_what_a_range_would_be(store: BlobStore) -> None:
     store.put("packs/fs_a/02", [data[:909]])
     with pytest.raises(IntegrityError):
         store.stretch("packs/fs_a/02", 10, 900)
+
+
+def test_a_disk_that_gives_nothing_is_told_before_a_stretch_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer had begun, and was cut: its client heard nothing of the reason."""
+    store = DirectoryStore(tmp_path / "objects", Host())
+    store.put("packs/fs_a/02", [b"x" * MIB])
+
+    def broken(fd: int, size: int, offset: int) -> bytes:
+        assert (size, offset) == (128 * KIB, 10)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(Unavailable, match="EIO"):
+        store.stretch("packs/fs_a/02", 10, 900_000)
 
 
 def test_pieces_may_come_from_a_generator_and_be_large(store: BlobStore) -> None:
