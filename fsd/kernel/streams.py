@@ -75,11 +75,14 @@ class Process:
         assert child.stdout is not None
         self._child = child
         self.pid = child.pid
-        # Descriptors of their own: what subprocess made of the others may go when it likes.
-        self.stdin = Stream(os.dup(child.stdin.fileno()))
-        self.stdout = Stream(os.dup(child.stdout.fileno()))
-        child.stdin.close()
-        child.stdout.close()
+        with child.stdin, child.stdout:
+            # Descriptors of their own: what subprocess made of the others may go when it likes.
+            self.stdin = Stream(os.dup(child.stdin.fileno()))
+            try:
+                self.stdout = Stream(os.dup(child.stdout.fileno()))
+            except OSError:
+                self.stdin.close()
+                raise
 
     def running(self) -> bool:
         return self._child.poll() is None
@@ -110,10 +113,16 @@ class Process:
 
 
 async def start(command: Sequence[str | Path]) -> Process:
-    """Run it, in the root directory. Raises what `Popen` raises."""
+    """Run it, in the root directory. Raises what `Popen` raises; nothing runs then."""
     pipe = subprocess.PIPE
 
-    def popen() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd="/")
+    def begun() -> Process:
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd="/")
+        try:
+            return Process(child)
+        except OSError:  # no descriptor is left
+            child.kill()
+            child.wait()
+            raise
 
-    return Process(await blocking(popen, abandon=False))
+    return await blocking(begun, abandon=False)

@@ -4,6 +4,8 @@ The rules are trio's, as far as they go; trio itself is not loaded, since it is 
 load (docs/decisions.md):
 
 - A task runs until it waits. Every wait is one `park`; who ends it calls `Loop.wake`, once.
+- Unlike trio's, a call that need not wait does not: what has happened by a deadline (an `Event` is set, a
+  `Lock` is free) has happened, and is not cancelled. A loop around such calls must wait somewhere.
 - A cancel scope that is cancelled, or whose deadline is over, raises `Cancelled` in every wait within it,
   again and again, until its `with` catches it. A shielded scope keeps out what is cancelled around it.
 - A nursery ends when its tasks have ended. What one of them raises cancels the others and is raised by it: as
@@ -26,6 +28,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from itertools import count
 from typing import Any, Final, TypeVar
+
+from fsd.model.errors import Unavailable
+from fsd.model.limits import CALLS_MAX
 
 T = TypeVar("T")
 FOREVER: Final = float("inf")
@@ -86,6 +91,7 @@ class Loop:
         self._result: list[tuple[Any, BaseException | None]] = []
         self._poll = select.poll()
         self._waiting: dict[int, Task] = {}
+        self._calls = 0  # of `in_thread` whose thread has not ended
         self._wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll.register(self._wakes, select.POLLIN)
 
@@ -207,7 +213,36 @@ class Loop:
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
 
-    # descriptors and signals
+    # threads, descriptors and signals
+
+    async def call(self, work: Callable[[], T], abandon: bool) -> T:
+        """See `in_thread`."""
+        task, given_up = _this_task()[1], False
+
+        def ended(value: Any, error: BaseException | None) -> None:
+            self._calls -= 1
+            if not given_up:
+                self.wake(task, value, error)
+
+        def run() -> None:
+            value, error = None, None
+            try:
+                value = work()
+            except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
+                error = exc
+            with contextlib.suppress(RunFinished):
+                self.post(ended, value, error)
+
+        def give_up() -> None:
+            nonlocal given_up
+            given_up = True
+
+        if self._calls >= CALLS_MAX:
+            raise Unavailable(f"{CALLS_MAX} calls of this process have not ended", hint="try again later")
+        threading.Thread(target=run, name="fsd-call", daemon=True).start()
+        self._calls += 1
+        result: T = await park(give_up if abandon else None)
+        return result
 
     async def until_ready(self, fd: int, events: int) -> None:
         assert self.current is not None
@@ -468,30 +503,9 @@ async def wait_writable(fd: int) -> None:
 
 async def in_thread(call: Callable[[], T], *, abandon: bool) -> T:
     """`call()` on a thread of its own; with `abandon` who is cancelled does not wait for its end. Raises what
-    it raises, and `RuntimeError` where the system has no thread."""
-    loop, task = _this_task()
-    given_up = False
-
-    def ended(value: Any, error: BaseException | None) -> None:
-        if not given_up:
-            loop.wake(task, value, error)
-
-    def work() -> None:
-        value, error = None, None
-        try:
-            value = call()
-        except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
-            error = exc
-        with contextlib.suppress(RunFinished):
-            loop.post(ended, value, error)
-
-    def give_up() -> None:
-        nonlocal given_up
-        given_up = True
-
-    threading.Thread(target=work, name="fsd-call", daemon=True).start()
-    result: T = await park(give_up if abandon else None)
-    return result
+    it raises, `RuntimeError` where the system has no thread, and `Unavailable` where CALLS_MAX have not
+    ended, those left behind included."""
+    return await current_loop().call(call, abandon)
 
 
 class Signals:

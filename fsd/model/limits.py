@@ -297,6 +297,7 @@ CUT_FILES_MAX: Final = 500  # changed files above which a checkpoint first sends
 BARRIERS_MAX: Final = 64  # barriers asked for from outside and not begun
 CONTROL_REQUEST_MAX: Final = 64 * KIB  # of a command to a mount's daemon
 CONTROL_CLIENTS_MAX: Final = 64  # commands at one mount at once; more wait in the listen queue
+CALLS_MAX: Final = 2 * CONTROL_CLIENTS_MAX  # threads for calls of a daemon's tasks that block
 CONTROL_LINE_MAX: Final = MIB  # of a daemon's answer to a command
 DAEMON_LOG_MAX: Final = 400 * KIB  # of a daemon's log, and as much of the one before
 LOG_REPEATS_MAX: Final = 20  # lines of one kind in a minute; the next begins with how many were left out

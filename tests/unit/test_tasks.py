@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ import pytest
 from support.clock import MadeUp
 
 from fsd.kernel import heads, streams, tasks
+from fsd.model.errors import Unavailable
+from fsd.model.limits import CALLS_MAX, CONTROL_CLIENTS_MAX
 
 
 def play(main: Callable[[], Any]) -> Any:
@@ -236,6 +239,42 @@ class TestThreads:
 
         assert tasks.run(main) == 7
 
+    def test_there_are_at_most_so_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those that were left behind and hang count, until they end."""
+        monkeypatch.setattr(tasks, "CALLS_MAX", 2)
+        goes_on = threading.Event()
+
+        async def main() -> int:
+            for _ in range(2):
+                with tasks.move_on_after(0.01):
+                    await tasks.in_thread(lambda: goes_on.wait(60), abandon=True)
+            with pytest.raises(Unavailable, match="2 calls"):
+                await tasks.in_thread(threading.get_ident, abandon=True)
+            goes_on.set()
+            while True:
+                try:
+                    return await tasks.in_thread(threading.get_ident, abandon=True)
+                except Unavailable:
+                    await tasks.sleep(0.01)
+
+        assert tasks.run(main) != threading.get_ident()
+        assert CALLS_MAX > CONTROL_CLIENTS_MAX
+
+    def test_one_that_never_began_does_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tasks, "CALLS_MAX", 1)
+
+        def none_left(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        async def main() -> int:
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", none_left)
+                with pytest.raises(RuntimeError):
+                    await tasks.in_thread(threading.get_ident, abandon=True)
+            return await tasks.in_thread(threading.get_ident, abandon=True)
+
+        assert tasks.run(main) != threading.get_ident()
+
     def test_a_post_is_called_by_the_loop_and_refused_once_that_has_ended(self) -> None:
         async def main() -> tasks.Loop:
             loop, event = tasks.current_loop(), tasks.Event()
@@ -306,6 +345,32 @@ class TestStreams:
             return said, status, process.running()
 
         assert tasks.run(main) == (b"cba\n", 3, False)
+
+
+@pytest.mark.parametrize("had", [0, 1])
+def test_a_process_that_gets_no_descriptors_is_ended(had: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran on, and nobody could end it."""
+    begun: list[subprocess.Popen[bytes]] = []
+    before = set(os.listdir("/proc/self/fd"))
+    real, popen = os.dup, subprocess.Popen
+
+    def noted(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
+        begun.append(popen(*args, **more))
+        return begun[-1]
+
+    def dup(fd: int) -> int:
+        if len(copies) == had:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        copies.append(real(fd))
+        return copies[-1]
+
+    copies: list[int] = []
+    monkeypatch.setattr(streams.subprocess, "Popen", noted)
+    monkeypatch.setattr(streams.os, "dup", dup)
+    with pytest.raises(OSError, match="open files"):
+        tasks.run(lambda: streams.start([sys.executable, "-c", "import signal; signal.pause()"]))
+    assert begun[0].returncode == -signal.SIGKILL
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_restore_that_does_not_listen_has_ended_when_it_is_taken_as_ended() -> None:
