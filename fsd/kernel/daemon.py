@@ -383,7 +383,7 @@ class Daemon:
         loop.hook(self.machine.pump, self.operations.abort)
         self.notifier = Notifier(volume.root_ino, lambda: self.operations.answered, options.host)
         self.machine.invalidated = submit = self.notifier.submit
-        self.operations.entries.forget = lambda ones: submit(volume.still_absent(ones))
+        self.operations.entries.forget = lambda ones: submit(volume.not_made(ones))
         self.operations.direct.drop = self.notifier.drop_pages
         self.feed = Feed(self.machine, self.remote, self.operations.entries, self.notifier)
         self.feed.asked = lambda ask: token.post(self.checkpoints.take_ask, ask)

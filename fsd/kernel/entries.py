@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 import struct
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, Protocol
 
 from pyfuse3 import EntryAttributes
@@ -17,6 +18,7 @@ from fsd.model.limits import ABSENT_MAX
 from fsd.vfs.types import Invalidation
 
 TIMEOUT: Final = 60.0
+FORGOTTEN_AT_ONCE: Final = 256  # absent names: to send one takes two changes of threads, as 256 do
 FOREVER: Final = 365 * 86400.0  # what never changes
 # What stdio and cp take as their buffer: 128 KiB makes 1/32 of the write requests 4 KiB would.
 BLKSIZE: Final = 128 * 1024
@@ -78,7 +80,8 @@ class Entries:
         self._epoch = 0
         self.timeout = timeout
         self._keep = keep
-        # Absent names the kernel was told and may have kept, oldest first; `forget` is told of one too many.
+        # Absent names the kernel was told and may have kept, oldest first; `forget` is told of the
+        # oldest when they are too many.
         self._absent: dict[Invalidation, None] = {}
         self.forget: Callable[[list[Invalidation]], None] | None = None
         self._passing = EntryAttributes()
@@ -100,11 +103,15 @@ class Entries:
         if self.negative.entry_timeout:
             self._absent[Invalidation(parent, name, ask=True)] = None
             if len(self._absent) > ABSENT_MAX:
-                oldest = next(iter(self._absent))
-                del self._absent[oldest]
-                if self.forget is not None:
-                    self.forget([oldest])
+                self._forget_oldest()
         return self.negative
+
+    def _forget_oldest(self) -> None:
+        oldest = list(islice(self._absent, FORGOTTEN_AT_ONCE))
+        for one in oldest:
+            del self._absent[one]
+        if self.forget is not None:
+            self.forget(oldest)
 
     def take_absent(self) -> list[Invalidation]:
         """The absent names the kernel may hold; it will be made to forget them."""

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fsd.model.blocks import HASH_LEN, Part, Parts, overlay, pieces
 from fsd.model.errors import IntegrityError
-from fsd.model.limits import KIB, PATCHES_MAX, UPLOAD_MAX
+from fsd.model.limits import KIB, PATCHES_MAX, SMALL_FILE, UPLOAD_MAX
 from fsd.remote.api import Remote
-from fsd.vfs.log import Log
+from fsd.vfs.log import Log, segment_of
 from fsd.vfs.types import BULK, Cache
-from fsd.wire.frame import Blob, make_blob, open_all
+from fsd.wire.frame import Blob, make_blob, make_blobs, open_all
 from fsd.wire.sha import AT_ONCE, sha256_all
 
 UPLOAD_TIMEOUT: Final = 120.0
@@ -62,8 +62,7 @@ class BlockTask(NamedTuple):
 
     def patched(self) -> bool:
         """Whether the changes become patches: little of a big block, and room among its patches."""
-        changed = sum(run[1] for run in self.runs)
-        if self.length < PATCH_MIN_BLOCK or changed * 4 >= self.length:
+        if self.length < PATCH_MIN_BLOCK or sum(run[1] for run in self.runs) * 4 >= self.length:
             return False
         return len(self.parts) + len(_joined(self.runs)) <= PATCHES_MAX + 1
 
@@ -94,6 +93,7 @@ class _Whole(NamedTuple):
 
 Made: TypeAlias = tuple[int, list[Built] | IntegrityError]  # by flight key
 NOTHING: Final[Mapping[bytes, Source]] = MappingProxyType({})
+Unit: TypeAlias = tuple[int, tuple[BlockTask, ...]]  # flight key, blocks to make
 Fetch = Callable[[Sequence[bytes]], dict[bytes, bytes]]
 
 
@@ -130,6 +130,83 @@ def _finished(begun: list[Built | _Whole]) -> Iterator[Built]:
             part, source = Part(0, len(one.data), 0, blob.hash), Source(blob.hash, one.plan)
             one = Built(one.block, (part,), (blob,), (source,), (one.data,))
         yield one
+
+
+# The new small files of a job are made together: an untar's are most of what a flush has to do. One after the
+# other each costs a read of the log, a hash and a compression, and with each of them the thread gives up the
+# interpreter's lock and asks for it again, beside the thread that serves the kernel. Their bytes lie close
+# together in the log.
+TOGETHER: Final = 32  # files, and
+_BYTES: Final = 128 * KIB  # of them
+_SPAN: Final = 2  # times their bytes is the stretch of the log that is read for them, at most
+
+
+def grouped(units: Sequence[Unit]) -> Iterator[Sequence[Unit]]:
+    """The units in order: several small new files, or one of another kind."""
+    group: list[Unit] = []
+    size = 0
+    for unit in units:
+        length = _small(unit[1])
+        if group and (not length or len(group) == TOGETHER or size + length > _BYTES):
+            yield group
+            group, size = [], 0
+        if length:
+            group.append(unit)
+            size += length
+        else:
+            yield (unit,)
+    if group:
+        yield group
+
+
+def _small(tasks: tuple[BlockTask, ...]) -> int:
+    """How many bytes a file has that is one block, all of it from the log; 0: it is no such file."""
+    if len(tasks) != 1:
+        return 0
+    task = tasks[0]
+    if task.parts or not 0 < task.length <= SMALL_FILE:
+        return 0
+    at = 0
+    for start, length, _ in task.runs:
+        if start != at:
+            return 0
+        at += length
+    return at if at == task.length else 0
+
+
+def make_small(units: Sequence[Unit], log: Log) -> list[Built] | None:
+    """The block of each of `units`, which `grouped` gave as one. None: not all of it can be read; what can be
+    is found one by one."""
+    try:
+        datas = _read([tasks[0].runs for _, tasks in units], log)
+    except IntegrityError:
+        return None
+    blobs = make_blobs(datas, sha256_all(datas))
+    made = []
+    for (_, (task,)), data, blob in zip(units, datas, blobs, strict=True):
+        if not data.strip(b"\0"):
+            made.append(Built(task.block, (), (), (), ()))
+            continue
+        source = Source(blob.hash, tuple([(FROM_LOG, pos, length) for _, length, pos in task.runs]))
+        made.append(Built(task.block, (Part(0, len(data), 0, blob.hash),), (blob,), (source,), ()))
+    return made
+
+
+def _read(files: Sequence[tuple[tuple[int, int, int], ...]], log: Log) -> list[bytes]:
+    """The bytes of each, of one read where they lie together."""
+    runs = [run for file in files for run in file]
+    low = min(pos for _, _, pos in runs)
+    high = max(pos + length for _, length, pos in runs)
+    size = sum(length for _, length, _ in runs)
+    if segment_of(low) != segment_of(high) or high - low > _SPAN * size:
+        return [b"".join([log.read(pos, length) for _, length, pos in file]) for file in files]
+    stretch = log.read(low, high - low)
+    return [
+        stretch[file[0][2] - low : file[0][2] - low + file[0][1]]
+        if len(file) == 1
+        else b"".join([stretch[pos - low : pos - low + length] for _, length, pos in file])
+        for file in files
+    ]
 
 
 def _patches(task: BlockTask, log: Log) -> Built:
@@ -386,7 +463,7 @@ class BuildJob:
     made all the same (`salvage`).
     """
 
-    units: tuple[tuple[int, tuple[BlockTask, ...]], ...]
+    units: tuple[Unit, ...]
     log: Log
     inline_max: int
     known: dict[bytes, Source]  # what flights before these made and the server may not have yet
@@ -395,31 +472,32 @@ class BuildJob:
 
     def run(self, remote: Remote, cache: Cache) -> list[Made]:
         fetch = fetcher(remote, cache, self.log, self.known)
+        sending = _Sending(remote)
         done: list[Made] = []
-        waiting: list[Blob] = []
-        size, uploaded = 0, False
-        for key, tasks in self.units:
-            made: list[Built] = []
-            for at in range(0, len(tasks), AT_ONCE):
-                try:
-                    some = self._make(tasks[at : at + AT_ONCE], fetch, anyhow=key in self.anyhow)
-                except IntegrityError as exc:
-                    done.append((key, exc))
-                    break
-                made += some
-                waiting += [blob for built in some for blob in built.blobs]
-                size += sum(len(blob.stored) for built in some for blob in built.blobs)
-                if size >= PACK_TARGET or len(waiting) >= PACK_BLOBS:
-                    remote.upload(waiting, UPLOAD_TIMEOUT)
-                    waiting, size, uploaded = [], 0, True
-            else:
-                done.append((key, made))
-        if waiting and (uploaded or size > self.inline_max):
-            remote.upload(waiting, UPLOAD_TIMEOUT)
-            uploaded = True
-        if uploaded:
+        for units in grouped(self.units):
+            small = make_small(units, self.log) if len(units) > 1 else None
+            if small is not None:
+                done += [(key, [built]) for (key, _), built in zip(units, small, strict=True)]
+                sending.add(small)
+                continue
+            for key, tasks in units:
+                done.append((key, self._made(key, tasks, fetch, sending)))
+        if sending.rest(self.inline_max):
             done = [(key, _bare(made)) for key, made in done]
         return done
+
+    def _made(
+        self, key: int, tasks: tuple[BlockTask, ...], fetch: Fetch, sending: _Sending
+    ) -> list[Built] | IntegrityError:
+        made: list[Built] = []
+        for at in range(0, len(tasks), AT_ONCE):
+            try:
+                some = self._make(tasks[at : at + AT_ONCE], fetch, anyhow=key in self.anyhow)
+            except IntegrityError as exc:
+                return exc
+            made += some
+            sending.add(some)
+        return made
 
     def _make(self, tasks: Sequence[BlockTask], fetch: Fetch, *, anyhow: bool) -> list[Built]:
         begun: list[Built | _Whole] = []
@@ -431,6 +509,33 @@ class BuildJob:
                     raise
                 begun.append(salvage(task, self.log))
         return [built._replace(raw=()) for built in _finished(begun)]
+
+
+class _Sending:
+    """The blobs of a job: they are uploaded as they come, once they are more than a body."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._waiting: list[Blob] = []
+        self._size = 0
+        self._uploaded = False
+
+    def add(self, made: Sequence[Built]) -> None:
+        for built in made:
+            self._waiting += built.blobs
+            self._size += sum([len(blob.stored) for blob in built.blobs])
+        if self._size >= PACK_TARGET or len(self._waiting) >= PACK_BLOBS:
+            self._upload()
+
+    def rest(self, inline_max: int) -> bool:
+        """Whether all were uploaded; else they are at most `inline_max` bytes and go with their commit."""
+        if self._waiting and (self._uploaded or self._size > inline_max):
+            self._upload()
+        return self._uploaded
+
+    def _upload(self) -> None:
+        self._remote.upload(self._waiting, UPLOAD_TIMEOUT)
+        self._waiting, self._size, self._uploaded = [], 0, True
 
 
 def _bare(made: list[Built] | IntegrityError) -> list[Built] | IntegrityError:

@@ -167,6 +167,8 @@ class Content:
 
     def limit(self, since: int = 0) -> int | None:
         """The smallest size the file was cut to at or behind log position `since`."""
+        if not self.limits:
+            return None
         return min((size for pos, size in self.limits if pos >= since), default=None)
 
     def needed(self) -> int | None:
@@ -203,9 +205,9 @@ class Content:
 
     def startable(self, flight: Flight) -> bool:
         """Whether every earlier flight has its block list."""
-        return flight.state == WAITING and all(
-            f.state == READY for f in self.flights[: self.flights.index(flight)]
-        )
+        if flight.state != WAITING or flight is self.flights[0]:
+            return flight.state == WAITING
+        return all(f.state == READY for f in self.flights[: self.flights.index(flight)])
 
     def plan(self, flight: Flight) -> list[BlockTask]:
         """Set the flight's block list to what it starts from; returns the blocks to make."""
@@ -230,6 +232,11 @@ class Content:
                 else:
                     del blocks[index]
         flight.blocks = blocks
+        if not blocks and len(flight.runs) == 1:
+            only = _one_block(flight)
+            if only is not None:  # most files of an untar are such
+                flight.state = MAKING
+                return [only]
         crowded = _put_refs(flight, blocks)
         if flight.unmade is not None:
             crowded |= {index for index, parts in blocks.items() if len(parts) > PATCHES_MAX + 1}
@@ -365,6 +372,16 @@ class Content:
         return parts
 
 
+def _one_block(flight: Flight) -> BlockTask | None:
+    """The block to make where one run of the log within it is all there is of a file; else None."""
+    start, end, pos, ref = flight.runs[0]
+    index = start // BLOCK
+    block = index * BLOCK
+    if ref is not None or end > block + BLOCK:
+        return None
+    return BlockTask(index, (), ((start - block, end - start, pos),), min(BLOCK, flight.size - block))
+
+
 def _put_refs(flight: Flight, blocks: Blocks) -> set[int]:
     """Apply the runs whose bytes are not in the log to the list of a flight. Returns the blocks that have too
     many parts now: they have to be made as one."""
@@ -397,8 +414,9 @@ def _block_range(index: int, start: int, end: int) -> tuple[int, int]:
     return max(0, start - index * BLOCK), min(BLOCK, end - index * BLOCK)
 
 
-def operation(flight: Flight, base: int, *, full: bool | None = None) -> ContentOp:
-    """The content operation of a made flight. `full` None: as the size says."""
+def operation(flight: Flight, base: int, *, full: bool | None = None, opno: int = 0) -> ContentOp:
+    """The content operation of a made flight. `full` None: as the size says. `opno`: where the flight has no
+    number yet."""
     if full is None:
         full = flight.full or flight.limit == 0 or flight.size <= FULL_LIST_BLOCKS * BLOCK
     if full:
@@ -407,7 +425,7 @@ def operation(flight: Flight, base: int, *, full: bool | None = None) -> Content
         last = (flight.size + BLOCK - 1) // BLOCK
         rows = tuple((i, encode(flight.blocks.get(i, ()))) for i in sorted(flight.touched) if i < last)
     return ContentOp(
-        flight.opno,
+        opno or flight.opno,
         CONTENT,
         flight.ino,
         base,

@@ -104,6 +104,9 @@ class Extents:
 
     def drop_before(self, pos: int) -> None:
         """Forget the runs whose bytes lie before `pos` in the log (they are committed)."""
+        if self._pos and max(self._pos) < pos:  # all of them, as of a file nobody writes to any more
+            self._starts, self._ends, self._pos, self._refs, self.total = [], [], [], {}, 0
+            return
         kept = [at for at, where in enumerate(self._pos) if where >= pos]
         self._starts = [self._starts[at] for at in kept]
         self._ends = [self._ends[at] for at in kept]
@@ -131,6 +134,9 @@ class Extents:
 
     def since(self, pos: int) -> list[Run]:
         """The runs whose bytes lie at or behind `pos` in the log, in file order."""
+        if len(self._pos) == 1:
+            where = self._pos[0]
+            return [self._run(self._starts[0], self._ends[0], where)] if where >= pos else []
         return [run for run in self if run.pos >= pos]
 
     def refs(self) -> Iterator[Ref]:

@@ -168,8 +168,9 @@ class Flusher:
                     flight.mtime, flight.ctime = node.mtime, node.ctime
 
     # freezing ----------------------------------------------------------------------------------------
-    def freeze(self, node: Inode, *, inline: bool = False) -> list[Flight]:
-        """Everything of the file up to now in flights; returns those not acknowledged."""
+    def freeze(self, node: Inode, *, inline: bool = False, pump: bool = True) -> list[Flight]:
+        """Everything of the file up to now in flights; returns those not acknowledged. `pump` False: more
+        files follow, and the caller hands out the work."""
         content = node.content
         if content is None or not content.unclean:
             return []
@@ -180,7 +181,7 @@ class Flusher:
                 core.flight_key, node.ino, core.log.tail, node.size, node.mtime, node.ctime
             )
             core.flights[flight.key] = flight
-            self.start(content, inline=inline)
+            self.start(content, inline=inline, pump=pump)
         return list(content.flights)
 
     def reserve(self, node: Inode) -> None:
@@ -235,18 +236,20 @@ class Flusher:
         self.round.discard(flight.key)
 
     # making ------------------------------------------------------------------------------------------
-    def start(self, content: Content, *, inline: bool = False) -> None:
+    def start(self, content: Content, *, inline: bool = False, pump: bool = True) -> None:
         """Begin the flights whose predecessors are made."""
         for flight in list(content.flights):
             if not content.startable(flight):
                 continue
             tasks = content.plan(flight)
-            small = sum(run[1] for task in tasks for run in task.runs) <= SMALL_FILE
-            have = self.bases(tasks) if small and (inline or not tasks) else None
-            if have is not None and self.made_here(content, flight, tasks, have):
-                continue
+            if inline or not tasks:
+                small = sum(run[1] for task in tasks for run in task.runs) <= SMALL_FILE
+                have = self.bases(tasks) if small else None
+                if have is not None and self.made_here(content, flight, tasks, have):
+                    continue
             self.queue_tasks(flight, tasks)
-        self.pump()
+        if pump:
+            self.pump()
 
     def bases(self, tasks: list[BlockTask]) -> dict[bytes, bytes] | None:
         """The blobs making these blocks needs; None unless all are at hand and little."""
@@ -367,7 +370,8 @@ class Flusher:
             flight.left -= 1
             if flight.left == 0:
                 self.made(flight)
-                self.start(content)
+                if len(content.flights) > 1:
+                    self.start(content)
         self.pump()
         self.kick()
 
@@ -404,7 +408,7 @@ class Flusher:
         reserved = core.queue.get(flight.opno) if flight.opno else None
         opno = flight.opno or core.take_opno()
         content.look(flight)
-        op = operation(flight, content.cseq)._replace(opno=opno)
+        op = operation(flight, content.cseq, opno=opno)
         try:
             if not flight.broken:
                 flown = Flown(op, flight.frozen, tuple(flight.sources))
@@ -472,11 +476,12 @@ class Flusher:
             if closed and content.writers:
                 self.core.stir()
                 continue
-            if all(f.state == READY for f in content.flights):
-                self.freeze(node)
+            if not content.flights or all(f.state == READY for f in content.flights):
+                self.freeze(node, pump=False)
             keys.update(f.key for f in content.flights if f.state != READY)
             if content.window and not content.hold:
                 self.core.stir()
+        self.pump()
         self.round = keys
         self.round_until = now + self.core.options.flush_age
 

@@ -234,6 +234,16 @@ class Volume(CopyCalls):
             if child is None or not child.is_dir or not child.lookups:
                 yield one
 
+    def not_made(self, ones: Iterable[Invalidation]) -> Iterator[Invalidation]:
+        """Those of names the kernel was told are absent that mean nothing it knows by now. Of the others, as
+        of all that an untar made, it keeps no absence."""
+        by_ino = self.core.nodes.by_ino
+        for one in ones:
+            above = by_ino.get(one.ino)
+            child = None if above is None else by_ino.get(above.entries.get(one.name or b"") or 0)
+            if child is None or not child.lookups:
+                yield one
+
     def feed_silent(self, silent: bool) -> None:
         """While silent, cached state is asked for again before use, if the server answers at all."""
         self.silent = silent
@@ -271,7 +281,8 @@ class Volume(CopyCalls):
             node = self.core.nodes.by_ino.get(ino)
             if node is not None and not node.gone:
                 node.file().hold = False
-                flights += self.flusher.freeze(node)
+                flights += self.flusher.freeze(node, pump=False)
+        self.flusher.pump()
         want = self.core.commit_want("barrier", flights, limited=False)
         self.committer.kick()
         return want

@@ -26,6 +26,7 @@ _HEAD: Final = struct.Struct(">4sI")
 RAW: Final = 0
 ZSTD: Final = 1
 _SAMPLE: Final = 64 * KIB
+_LEAST: Final = 512  # bytes; of less nothing is compressed
 PIECE_LEAST: Final = 64 * KIB  # a blob is not worth a call of its own below
 
 
@@ -56,7 +57,7 @@ def make_blob(data: bytes, *, compress: bool = True, digest: bytes | None = None
     """Hash `data`, unless its `digest` is known, and compress it with zstd 1 where a sample says that it pays
     (by an eighth or more)."""
     digest = digest or hashlib.sha256(data).digest()
-    if compress and len(data) >= 512:
+    if compress and len(data) >= _LEAST:
         sample = data[:_SAMPLE]
         small = _codecs.compressor.compress(sample)
         if len(small) * 8 <= len(sample) * 7:
@@ -65,6 +66,22 @@ def make_blob(data: bytes, *, compress: bool = True, digest: bytes | None = None
             if len(stored) * 8 <= len(data) * 7:
                 return Blob(digest, ZSTD, len(data), stored)
     return Blob(digest, RAW, len(data), data)
+
+
+def make_blobs(datas: Sequence[bytes], digests: Sequence[bytes]) -> list[Blob]:
+    """As `make_blob` each, of up to 64 KiB: compressed by one call, without the interpreter's lock, which is
+    given up and asked for again for each otherwise."""
+    tried: list[bytes | bytearray | memoryview] = [data for data in datas if _LEAST <= len(data) <= _SAMPLE]
+    shorter = iter(_codecs.compressor.multi_compress_to_buffer(tried) if tried else ())
+    blobs = []
+    for data, digest in zip(datas, digests, strict=True):
+        blob = Blob(digest, RAW, len(data), data)
+        if _LEAST <= len(data) <= _SAMPLE:
+            stored = next(shorter).tobytes()
+            if len(stored) * 8 <= len(data) * 7:
+                blob = Blob(digest, ZSTD, len(data), stored)
+        blobs.append(blob)
+    return blobs
 
 
 def open_blob(blob: Blob) -> bytes:

@@ -321,6 +321,20 @@ def test_a_name_that_was_absent_and_is_a_directory_the_kernel_has_not_seen_is_fo
     assert not list(deaf.volume.still_absent([told]))
 
 
+def test_a_name_that_was_absent_and_was_made_here_is_not_forgotten(pair: Pair) -> None:
+    """Of an untar that would be a message to the kernel for each file."""
+    here, _ = pair
+    root = here.volume.root_ino
+    names = [Invalidation(root, name) for name in (b"file", b"never")]
+    for one in names:
+        assert here.call(lambda v, name=one.name: v.lookup(root, name)) is None
+    _, fh = here.call(lambda v: v.create(root, b"file", 0o644, 0, 0, os.O_WRONLY | os.O_CREAT))
+    here.call(lambda v: v.release(fh))
+    assert list(here.volume.not_made(names)) == names[1:]
+    here.call(lambda v: v.unlink(root, b"file"))
+    assert list(here.volume.not_made(names)) == names
+
+
 def asked_late(client: Client, name: bytes) -> Callable[[], None]:
     """Ask for `name` in vain for so long that what is known has to do. The answer is that of now; it comes
     when what is returned is called."""

@@ -285,6 +285,9 @@ class TinyVolume:
     def still_absent(self, told: list[Invalidation]) -> list[Invalidation]:
         return told
 
+    def not_made(self, told: list[Invalidation]) -> list[Invalidation]:
+        return told
+
     def take_invalidations(self) -> list[Invalidation]:
         found, self.invalidations = self.invalidations, []
         return found

@@ -27,7 +27,7 @@ from fsd.kernel.notify import AGAIN_AFTER, RECENT, Notifier
 from fsd.kernel.options import mount_id
 from fsd.kernel.stop import Drained, Stopper, quiet
 from fsd.model.errors import HistoryChanged, NotFound, Unavailable
-from fsd.model.limits import LOG_REPEATS_MAX, MIB, PARKED_MAX
+from fsd.model.limits import ABSENT_MAX, LOG_REPEATS_MAX, MIB, PARKED_MAX
 from fsd.vfs.asking import AskJob
 from fsd.vfs.commit import CommitJob
 from fsd.vfs.log import SyncJob
@@ -184,6 +184,19 @@ class TestFeed:
         told.absent(7, b"x")
         assert core.take_absent() == [Invalidation(7, b"x", ask=True)]
         assert core.take_absent() == []
+
+
+def test_absent_names_that_are_too_many_are_forgotten_many_at_once() -> None:
+    told = entries.Entries(1)
+    heard: list[list[Invalidation]] = []
+    told.forget = heard.append
+    names = [b"%d" % number for number in range(ABSENT_MAX + 3 * entries.FORGOTTEN_AT_ONCE)]
+    for name in names:
+        told.absent(7, name)
+        assert len(told._absent) <= ABSENT_MAX
+    assert len(heard) == 3
+    forgotten = [one.name for ones in heard for one in ones]
+    assert forgotten + [one.name for one in told.take_absent()] == names
 
 
 def shown(**more: object) -> Any:

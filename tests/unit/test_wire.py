@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd.model.errors import DamagedBody, FsdError, IntegrityError, TooLarge, Unavailable, UsageError
-from fsd.model.limits import BLOCK
+from fsd.model.limits import BLOCK, KIB
 from fsd.model.ops import LINK, Link, Outcome
 from fsd.model.space import Space
 from fsd.wire import frame, messages
@@ -31,6 +31,14 @@ def test_a_frame_gives_back_header_and_blobs(contents: list[bytes]) -> None:
 def test_text_is_compressed_and_random_bytes_are_not() -> None:
     assert frame.make_blob(b"many words " * 1000).codec == frame.ZSTD
     assert frame.make_blob(os.urandom(20_000)).codec == frame.RAW
+
+
+def test_blobs_made_together_are_those_made_one_by_one() -> None:
+    datas = [b"", b"x", bytes(511), bytes(512), b"many words " * 900, os.urandom(5000), bytes(64 * KIB)]
+    datas += [os.urandom(64 * KIB), bytes(64 * KIB + 1), b"words " * 30_000]
+    made = frame.make_blobs(datas, [hashlib.sha256(data).digest() for data in datas])
+    assert made[:8] == [frame.make_blob(data) for data in datas[:8]]
+    assert [blob.codec for blob in made[8:]] == [frame.RAW] * 2  # more than a sample: those are made alone
 
 
 def test_every_truncation_of_a_frame_is_refused() -> None:
