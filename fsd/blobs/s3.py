@@ -6,8 +6,9 @@ import base64
 import gc
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from fsd.model.plain import dataclass, field
 
 try:
     import boto3

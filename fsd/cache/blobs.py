@@ -20,7 +20,6 @@ import errno
 import hashlib
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,6 +27,7 @@ from fsd.host.direct import write_past_cache
 from fsd.host.files import write_all
 from fsd.host.seam import Host
 from fsd.model.limits import CACHE_PAUSE, CACHE_RESERVE, CACHE_TOUCH, DIRECT_PIECE
+from fsd.model.plain import dataclass
 
 _TEMPORARY: Final = ".tmp"
 _STALE_NS: Final = 3600 * 10**9  # a temporary file this old belongs to nobody

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import BinaryIO, TextIO
 
@@ -15,6 +14,7 @@ from fsd.cli.table import Command, Table, Words
 from fsd.client.identity import Claim, Identity, admin_identity, data_identity
 from fsd.host.seam import Host
 from fsd.model.errors import FsdError, UsageError
+from fsd.model.plain import dataclass, field, replace
 from fsd.model.token import parse
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from fsd.client.files import Files
 from fsd.client.transfer import CopyOptions, CopyResult, Progress
 from fsd.model.errors import Conflict, FsdError, UsageError
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 from fsd.model.words import counted
 
 LOCAL: Final = "local"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +19,7 @@ from fsd.cli.context import Context, remote_path
 from fsd.cli.output import Document, Raw, Result, columns, table
 from fsd.model.errors import FsdError, NotFound, UsageError
 from fsd.model.limits import IO_TIMEOUT, MIB
+from fsd.model.plain import replace
 from fsd.model.token import parse
 
 if TYPE_CHECKING:

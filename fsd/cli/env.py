@@ -10,7 +10,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from fsd.client.identity import Claim
 from fsd.host.seam import Crasher, Host
 from fsd.model.errors import NotAuthenticated, UsageError
 from fsd.model.limits import TOKEN_MAX
+from fsd.model.plain import dataclass, field, replace
 from fsd.model.token import parse, redact
 
 TOKEN = ("FSD_TOKEN", "TI_FS_TOKEN")

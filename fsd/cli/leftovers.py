@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from fsd.cli import local
 from fsd.cli.context import Context
 from fsd.model.errors import FsdError
+from fsd.model.plain import dataclass
 from fsd.vfs.segments import replayed_bytes
 
 

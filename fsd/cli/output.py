@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fsd.model.errors import FsdError, UsageError
+from fsd.model.plain import dataclass
 from fsd.wire.strictjson import show
 
 # What a terminal would obey rather than show, line breaks and tabs apart.

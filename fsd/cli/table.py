@@ -10,10 +10,10 @@ handler (`"module:function"`) is imported when the command runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fsd.cli import values
+from fsd.model.plain import dataclass, field
 
 Words = tuple[str, ...]
 LONG_GROUPS: Final = ("fs", "fs-journal")  # what a long spelling begins with

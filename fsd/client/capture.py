@@ -15,7 +15,6 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Final, Protocol
 
@@ -34,6 +33,7 @@ from fsd.model.limits import (
     COPY_PARALLEL,
     MIB,
 )
+from fsd.model.plain import dataclass, field
 from fsd.model.trees import stays_inside
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

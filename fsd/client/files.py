@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from fsd.client.http import CHUNK, Body, Http, Query, Reply, Tries, encode_path
 from fsd.model.errors import Conflict, IntegrityError, Unavailable, UsageError
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 from fsd.model.spans import Span, read_spans, total, write_spans
 from fsd.model.times import storable
 

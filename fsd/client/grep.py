@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Final
@@ -18,6 +17,7 @@ from fsd.client.pool import Workers
 from fsd.model.errors import Conflict, NotFound, UsageError
 from fsd.model.limits import COPY_PARALLEL, GREP_LINE_MAX, GREP_LINE_SHOWN, GREP_TRIES
 from fsd.model.names import show
+from fsd.model.plain import dataclass, field
 
 _BATCH: Final = 64  # files between two looks at the limit
 

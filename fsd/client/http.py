@@ -20,7 +20,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -44,6 +43,7 @@ from fsd.model.limits import (
     RETRY_FOR,
     SERVER_FAULT_TRIES,
 )
+from fsd.model.plain import dataclass
 from fsd.model.token import redact
 from fsd.remote.failures import unavailable
 from fsd.remote.proxy import ProxyRefused, proxy_for

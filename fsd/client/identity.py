@@ -5,10 +5,9 @@ Nothing here touches the network or the environment; `fsd.cli` reads those and f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from fsd.model.endpoint import Endpoint, parse_endpoint
 from fsd.model.errors import NotAuthenticated, UsageError
+from fsd.model.plain import dataclass, field
 from fsd.model.token import parse
 
 

@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from fsd.host import threads
 from fsd.model.errors import FsdError, LeaseHeld, LeaseLost, LockLost, Unavailable
 from fsd.model.limits import LIST_PAGE_MAX
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 
 JsonObject = dict[str, Any]
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

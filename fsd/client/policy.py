@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
 from fsd.model.errors import UsageError
 from fsd.model.limits import PATTERN_BYTES_MAX, PATTERNS_MAX
+from fsd.model.plain import dataclass, field
 
 DEFAULT_EXCLUDE: Final = (
     ".git",

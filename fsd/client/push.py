@@ -12,7 +12,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fsd.client.files import Files, JsonObject, join, raw_target
@@ -23,6 +22,7 @@ from fsd.client.upload import put_file
 from fsd.model.errors import Conflict, FsdError, NotFound
 from fsd.model.limits import BESIDE_TRIES, COPY_PARALLEL, LISTED_MAX
 from fsd.model.names import conflict_name, show
+from fsd.model.plain import dataclass, field
 
 FILE, DIRECTORY, SYMLINK = "file", "directory", "symlink"
 

@@ -19,7 +19,6 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -31,6 +30,7 @@ from fsd.host.files import write_all
 from fsd.host.seam import Host
 from fsd.model.errors import Conflict, InvalidBlob, InvalidPath, InvalidWorkspace, UnsupportedEntry
 from fsd.model.limits import CAPTURE_DEPTH_MAX, COPY_PARALLEL, MIB
+from fsd.model.plain import dataclass
 from fsd.model.trees import parents
 
 STAGING: Final = ".fsd-restore-"  # and random digits: where contents are verified

@@ -21,7 +21,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -41,6 +40,7 @@ from fsd.host.seam import Host
 from fsd.model.errors import Busy, FsdError, NotDrained, PosixError, UsageError
 from fsd.model.limits import PUSHES_MAX
 from fsd.model.names import show
+from fsd.model.plain import dataclass, field
 
 STATE: Final = "state"
 TREE: Final = "tree"

@@ -11,7 +11,6 @@ import base64
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 from fsd.client.files import Files, JsonObject, join, raw_path
@@ -26,6 +25,7 @@ from fsd.model.errors import (
 )
 from fsd.model.limits import COPY_PARALLEL
 from fsd.model.names import show, split_path, split_typed
+from fsd.model.plain import dataclass, field
 
 # Errors after which no other file would fare better.
 FATAL: Final = (NotAuthenticated, Unavailable, NoSpace, QuotaExceeded)

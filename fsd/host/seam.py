@@ -11,9 +11,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from fsd.model.plain import dataclass, field
 
 # <linux/time.h>; the time module does not name it.
 CLOCK_REALTIME_COARSE: Final = 5

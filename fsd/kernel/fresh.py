@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 PACKAGE: Final = __name__.partition(".")[0]
@@ -42,6 +41,8 @@ def load_anew() -> None:
 
 def carried(value: Any) -> Any:
     """`value` as the module that is loaded by now makes it; what is no dataclass of this package stays."""
+    from dataclasses import fields, is_dataclass  # seldom, and more than all the rest of this process
+
     kind = type(value)
     if not is_dataclass(kind) or kind.__module__.partition(".")[0] != PACKAGE:
         return value

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from fsd.kernel.atonce import AtOnce, Begins, Watching
 from fsd.kernel.runner import Runner
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import PARKED_MAX
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.types import Cache, Invalidation, Job, Want
 from fsd.vfs.volume import READS, Volume

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import marshal
 import os
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fsd.host.seam import Host
@@ -19,6 +18,7 @@ from fsd.model.limits import (
     READY_TIMEOUT,
     STOP_TIMEOUT,
 )
+from fsd.model.plain import dataclass, field
 from fsd.model.token import Token, parse
 
 try:
@@ -102,7 +102,7 @@ def mount_id(file_system_id: str, remote_path: bytes, mountpoint: Path, state: s
 
 def packed(options: MountOptions) -> bytes:
     """All but the host, for another process of the same program."""
-    values = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "host"}
+    values = {name: getattr(options, name) for name in options.__match_args__ if name != "host"}
     values["token"] = options.token.text()
     return marshal.dumps({n: bytes(v) if isinstance(v, Path) else v for n, v in values.items()})
 

@@ -16,13 +16,13 @@ import fcntl
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.kernel.mountpoint import list_mounts, mounted_at, resolve
 from fsd.model.errors import NotFound, NotPermitted, UsageError
+from fsd.model.plain import dataclass, field, replace
 
 STARTING: Final = "starting"
 MOUNTED: Final = "mounted"
@@ -57,6 +57,9 @@ class Record:
     @property
     def source(self) -> str:
         return f"fsd:{self.file_system_id}:{self.mount_id}"
+
+    def values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__match_args__}
 
 
 def fixed_directory(uid: int) -> Path:
@@ -122,7 +125,7 @@ class RuntimeDir:
         target = self.record_path(record.mount_id)
         temporary = target.with_name(f".{target.name}.{self.host.token_bytes(4).hex()}")
         temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps(asdict(record), indent=1))
+        temporary.write_text(json.dumps(record.values(), indent=1))
         os.rename(temporary, target)
 
     def update(self, mount_id: str, **changes: Any) -> Record:
@@ -152,7 +155,7 @@ class RuntimeDir:
                 if os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None
                 raw = json.load(file)
-            known = Record.__dataclass_fields__
+            known = Record.__match_args__
             return Record(**{name: value for name, value in raw.items() if name in known})
         except OSError as exc:
             if exc.errno in _NOT_LOOKED:

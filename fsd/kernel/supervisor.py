@@ -22,7 +22,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -47,6 +46,7 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import RESTART_WINDOW, RESTARTS_MAX
+from fsd.model.plain import replace
 
 EXIT_LEFT: Final = 6
 # A daemon that broke and wants a fresh process ends with this.

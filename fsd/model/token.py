@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import dataclass
 from typing import Protocol
 
 from fsd.model.errors import NotAuthenticated, UnknownRegion
 from fsd.model.limits import TOKEN_MAX, TOKEN_REGIONS_MAX
+from fsd.model.plain import dataclass
 
 PREFIX = "fsd1"
 _FILE_SYSTEM = re.compile(r"fs_[a-z0-9_]{1,64}")

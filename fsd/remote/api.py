@@ -10,9 +10,9 @@ session's start and end an idempotency key).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fsd.model.plain import dataclass
 from fsd.wire.frame import Blob
 from fsd.wire.messages import NO_MARK, Commit, CommitAnswer, FeedPage, Mark
 

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -37,6 +36,7 @@ from fsd.model.limits import (
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
 )
+from fsd.model.plain import dataclass, field
 from fsd.model.token import Token, redact
 from fsd.remote.answers import check_questions, read_answers
 from fsd.remote.api import Health, PreviousSession, SessionInfo, SessionStart

@@ -18,13 +18,13 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable, UsageError
 from fsd.model.limits import KIB
+from fsd.model.plain import dataclass, field
 from fsd.remote.failures import unavailable
 
 # In the order in which they count, as for other programs: lower case first.

@@ -7,11 +7,11 @@ header it uses the machine's clock. A server without the flag refuses a request 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.errors import UsageError
+from fsd.model.plain import replace
 
 HEADER: Final = b"x-fsd-test-now"
 _MS_MAX: Final = 6_000_000_000_000  # the year 2160: ns of it, and of what expires later, fit 64 bits

@@ -12,7 +12,6 @@ import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
@@ -33,6 +32,7 @@ from fsd.model.limits import (
     UPLOADS_MAX,
     WALKS_MAX,
 )
+from fsd.model.plain import dataclass, field
 from fsd.server.body import ARRIVING, Arriving
 from fsd.server.lanes import Lanes
 from fsd.server.metrics import Metrics

@@ -11,7 +11,6 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,6 +21,7 @@ from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, InternalError, PosixError, UsageError
 from fsd.model.limits import APPEND_FOLDS_MAX, FILE_MAX, FIND_SCAN_MAX, LIST_PAGE_BYTES, LIST_PAGE_MAX, MIB
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 from fsd.model.spans import Span, read_spans, total, write_spans
 from fsd.server import actions
 from fsd.server.actions import ID_MAX, TIME_MAX, change

@@ -4,9 +4,9 @@ makes its document of. A test compares them with the running server.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
+from fsd.model.plain import dataclass, field
 from fsd.wire.messages import MEDIA_TYPE
 
 OCTETS: Final = "application/octet-stream"

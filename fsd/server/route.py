@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
+from fsd.model.plain import dataclass
 from fsd.server.context import bearer, release_large
 from fsd.server.errors import answer, log, translate
 

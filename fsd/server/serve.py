@@ -21,7 +21,6 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +33,7 @@ from fsd.host.seam import Host
 from fsd.model.endpoint import is_loopback
 from fsd.model.errors import Busy, FsdError, UsageError
 from fsd.model.limits import MIB, STOP_TIMEOUT
+from fsd.model.plain import dataclass, field
 from fsd.server.app import Front, make_app
 from fsd.server.clock import with_test_clock
 from fsd.server.context import Context

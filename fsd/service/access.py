@@ -6,11 +6,11 @@ from there on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from fsd.meta.database import Tx
 from fsd.model.errors import ForkCopying, NotAuthenticated, NotFound
+from fsd.model.plain import dataclass
 
 ADMIN: Final = "admin"
 ACTIVE: Final = "active"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgpack
@@ -20,6 +19,7 @@ from fsd.meta.database import Database, Tx
 from fsd.meta.sql import chunks, in_list
 from fsd.model.errors import IntegrityError, NotFound, TooLarge, UsageError
 from fsd.model.limits import AUDIT_PACKS, SWEEP_PACKS
+from fsd.model.plain import dataclass
 from fsd.service.access import FsRef
 from fsd.service.audit import Finding
 from fsd.service.packs import object_key

@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -38,6 +37,7 @@ from fsd.model.errors import (
 )
 from fsd.model.limits import APPLIED_KEEP, COMMIT_FOLDS_MAX, COMMIT_OPS_MAX, INO_COUNTER_BITS
 from fsd.model.ops import CONTENT, CREATE, REFUSED, REMOVALS, Op, Outcome
+from fsd.model.plain import dataclass
 from fsd.service import redirect_rows, rows
 from fsd.service.access import FsRef, Grant, check_copied, hold_tree, locked
 from fsd.service.conflicts import note

@@ -11,13 +11,13 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fsd.meta.database import Tx
 from fsd.model.attrs import Attr
 from fsd.model.errors import FsdError, PosixError, TooLarge, UsageError
 from fsd.model.limits import COMMIT_OPS_MAX, COPY_BLOCKS_MAX, COPY_STEP, COPY_STEP_OPS
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 from fsd.service.paths import DIRECTORIES, FILES, SKIPPED, SYMLINKS, Builder, Copied, copy_file, need_file
 from fsd.service.tree import Place, Walked, child, resolve, walk
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fsd.meta.database import Tx
@@ -23,6 +22,7 @@ from fsd.meta.sql import chunks, values_list
 from fsd.model.attrs import ROOT_INO, Attr
 from fsd.model.errors import TooLarge
 from fsd.model.limits import DIFF_ROWS_MAX
+from fsd.model.plain import dataclass, field
 from fsd.service import namespace
 
 # Of table t, its key columns k: fs, :a, :b, :b, fs, :a, :b, :a, limit.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.model.errors import TooLarge, UsageError
@@ -19,6 +18,7 @@ from fsd.model.limits import (
     JOURNAL_ID_MAX,
     SUBJECTS_MAX,
 )
+from fsd.model.plain import dataclass
 from fsd.model.times import parse_rfc3339
 from fsd.service.text import check_labels, check_line
 from fsd.wire.canonical import Member, join, member

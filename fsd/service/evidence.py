@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.meta.database import Database, Tx
 from fsd.meta.sql import in_list
 from fsd.model.errors import NotFound, UsageError
 from fsd.model.limits import JOURNAL_PAGE_MAX, LIST_SCAN_MAX
+from fsd.model.plain import dataclass
 from fsd.service.access import FsRef
 from fsd.service.journals import COLUMNS, PAGE_BYTES, column, shown_journal, shown_text
 from fsd.wire.chain import Chain

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.meta.database import Tx
 from fsd.meta.sql import MAX
 from fsd.model import blocks
 from fsd.model.limits import FORK_CHUNK
+from fsd.model.plain import dataclass
 
 # The state at the seq. `fs` is only compared together with the key: a plain `fs=?` leads PostgreSQL to the
 # index of births, and through the whole filesystem for each chunk.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, UsageError
 from fsd.model.limits import IDEMPOTENCY_KEEP, IDEMPOTENCY_KEY_MAX
+from fsd.model.plain import dataclass
 from fsd.model.times import NS
 
 _KEY = re.compile(rf"[A-Za-z0-9_.:-]{{1,{IDEMPOTENCY_KEY_MAX}}}")

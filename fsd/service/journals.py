@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, IdempotencyMismatch, NotFound
 from fsd.model.limits import MIB
+from fsd.model.plain import dataclass
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins
 from fsd.service.access import FsRef, Grant, hold

@@ -7,7 +7,6 @@ a commit without changes of the tree: mounts that follow the feed hear of it at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
 
 from fsd.host.seam import Host
@@ -22,6 +21,7 @@ from fsd.model.limits import (
     LOCK_PATH_MAX,
 )
 from fsd.model.names import show
+from fsd.model.plain import dataclass, replace
 from fsd.model.times import NS, rfc3339
 from fsd.service.access import FsRef, Grant, hold, hold_tree
 from fsd.service.feed import Feed

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fnmatch
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.host.seam import Host
@@ -21,6 +20,7 @@ from fsd.model.attrs import Attr
 from fsd.model.errors import Conflict, UsageError
 from fsd.model.limits import MERGE_PATTERNS_MAX, MERGE_SHOWN_MAX
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 from fsd.service import pins
 from fsd.service.access import FsRef, Grant, check_own, hold, hold_tree
 from fsd.service.commit import Commits

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fsd.model.attrs import Attr
+from fsd.model.plain import dataclass, field
 from fsd.service.difference import Key
 
 OURS: Final = "ours"

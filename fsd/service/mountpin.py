@@ -6,12 +6,12 @@ pin nobody asked for again goes with the sweep.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from fsd.meta.database import Tx
 from fsd.model.errors import ForkCopying
 from fsd.model.limits import MOUNT_PIN
+from fsd.model.plain import dataclass
 from fsd.model.times import NS
 from fsd.service import pins
 from fsd.service.access import FsRef, hold

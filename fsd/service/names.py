@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgpack
@@ -34,6 +33,7 @@ from fsd.model.errors import (
     UsageError,
 )
 from fsd.model.limits import BLOCK, CONTRACT_BLOB_MAX, READ_BLOCKS, SWEEP_NAMES, SWEEP_OLDER_MS
+from fsd.model.plain import dataclass
 from fsd.service.access import FsRef, Grant, hold
 from fsd.service.contract_check import (
     ARTIFACTS,

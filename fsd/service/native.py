@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import Conflict, NotFound, UsageError
 from fsd.model.limits import CHECKPOINT_LABEL_MAX, LIST_PAGE_MAX, NOT_FLUSHED_MAX, PRUNE_STEP, UNDO_KEEP
+from fsd.model.plain import dataclass
 from fsd.model.times import NS, rfc3339
 from fsd.service import pins, records
 from fsd.service.access import FsRef, Grant, held, hold

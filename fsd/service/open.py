@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -13,6 +12,7 @@ from fsd.host.seam import Host
 from fsd.meta.database import Database, check_url, open_database
 from fsd.meta.sqlite import FILE
 from fsd.model.errors import IntegrityError, UsageError
+from fsd.model.plain import dataclass, field
 from fsd.service.barriers import Barriers
 from fsd.service.commit import Commits, Numbers
 from fsd.service.conflicts import Conflicts

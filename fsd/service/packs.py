@@ -16,7 +16,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from fsd.blobs.store import BlobStore, Stretch
@@ -47,6 +46,7 @@ from fsd.model.limits import (
     UPLOAD_BLOBS_MAX,
     UPLOAD_MAX,
 )
+from fsd.model.plain import dataclass
 from fsd.model.times import NS
 from fsd.service.access import FsRef, hold
 from fsd.service.retained import source

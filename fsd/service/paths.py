@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fsd.host.seam import Host
@@ -23,6 +22,7 @@ from fsd.model.blocks import Parts, encode
 from fsd.model.errors import Conflict, FsdError, PosixError, TooLarge, UsageError
 from fsd.model.limits import COMMIT_OPS_MAX, COPY_BLOCKS_MAX, REMOVE_CHUNK, SYMLINK_MAX
 from fsd.model.names import show
+from fsd.model.plain import dataclass, field
 from fsd.service.access import FsRef
 from fsd.service.packs import Prepared
 from fsd.service.tree import Place, block_parts, no_such, post_order, resolve, seq_of

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fsd.host.seam import Host
@@ -22,6 +21,7 @@ from fsd.meta.database import Database, Tx
 from fsd.meta.sql import chunks, in_list
 from fsd.model.errors import IntegrityError, NoSpace, NotFound
 from fsd.model.limits import REPACK_BYTES, REPACK_INLINE, REPACK_WORTH, SWEEP_PACKS, UPLOAD_BLOBS_MAX
+from fsd.model.plain import dataclass
 from fsd.service.access import FsRef
 from fsd.service.packs import Location, Made, Packs, check_in_time
 from fsd.wire.frame import Blob, open_blob

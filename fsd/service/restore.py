@@ -11,7 +11,6 @@ counts as changed now, so that writes based on what was replaced meet a conflict
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.host.seam import Host
@@ -19,6 +18,7 @@ from fsd.meta.database import Tx
 from fsd.model import blocks
 from fsd.model.errors import Busy, Conflict, NotFound
 from fsd.model.names import show
+from fsd.model.plain import dataclass
 from fsd.service.access import FsRef, Grant, hold_tree
 from fsd.service.commit import Commits
 from fsd.service.feed import Feed

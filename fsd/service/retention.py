@@ -5,11 +5,11 @@ Options of `fsd serve`; `docs/operations.md` says what each means for users.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from fsd.model.errors import UsageError
 from fsd.model.limits import FEED_KEEP, GRACE, GRACE_LEAST, HISTORY, SESSION_KEEP, SWEEP_EVERY
+from fsd.model.plain import dataclass
 from fsd.model.times import NS
 
 _LEAST: Final = 3600.0  # of what a client that was away comes back to

@@ -10,13 +10,13 @@ and goes on as a new one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.host.seam import Host
 from fsd.meta.database import Database, Tx
 from fsd.model.errors import NoSpace, SessionUnknown, UsageError
 from fsd.model.limits import LIST_PAGE_MAX, SESSION_BITS
+from fsd.model.plain import dataclass
 from fsd.service.access import ADMIN, ADMIN_GRANT, FsRef, Grant, check_status, check_token, hold
 from fsd.service.feed import check_past
 from fsd.wire.messages import Mark

@@ -18,7 +18,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from fsd.blobs.store import BlobStore, Listed
@@ -37,6 +36,7 @@ from fsd.model.limits import (
     SWEEP_ROWS,
     VACUUM_PAGES,
 )
+from fsd.model.plain import dataclass
 from fsd.model.times import NS
 from fsd.service import expire, repack
 from fsd.service.access import FsRef, no_file_system

@@ -9,7 +9,6 @@ meanwhile ends with `Conflict` rather than mixing states.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fsd.meta.database import Database, Tx
@@ -25,6 +24,7 @@ from fsd.model.limits import (
     READ_SNAPSHOT_BLOCKS,
     UPLOAD_PACK,
 )
+from fsd.model.plain import dataclass
 from fsd.model.spans import Span, merged
 from fsd.service.access import FsRef
 from fsd.service.packs import Packs, Prepared

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.model.errors import IntegrityError
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.build import each, fetcher
 from fsd.vfs.types import BULK, LOCAL, Cache, Want

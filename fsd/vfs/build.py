@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from fsd.model.blocks import HASH_LEN, Part, Parts, overlay, pieces
 from fsd.model.errors import IntegrityError
 from fsd.model.limits import KIB, PATCHES_MAX, SMALL_FILE, UPLOAD_MAX
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.log import Log, segment_of
 from fsd.vfs.types import BULK, Cache

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from fsd.model.errors import FsdError, NoSpace, PosixError
 from fsd.model.limits import NS_BATCH_MAX, PARKED_MAX, UNSENT_MAX
 from fsd.model.ops import Op
+from fsd.model.plain import dataclass, field
 from fsd.vfs.commit import Committer
 from fsd.vfs.compact import compact
 from fsd.vfs.core import Core

@@ -7,7 +7,6 @@ freed because of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fsd.model.errors import (
@@ -28,6 +27,7 @@ from fsd.model.errors import (
 )
 from fsd.model.limits import COMMIT_OPS_MAX
 from fsd.model.ops import REFUSED, SETATTR, Content, Create, Op, Outcome, Setattr
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.build import ResendJob, Source, first_sources
 from fsd.vfs.content import operation

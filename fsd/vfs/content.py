@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from fsd.model.blocks import Part, Parts, clip, covered, encode, overlay, without
@@ -18,6 +17,7 @@ from fsd.model.errors import IntegrityError
 from fsd.model.limits import BLOCK, FULL_LIST_BLOCKS, KIB, PATCHES_MAX
 from fsd.model.ops import CONTENT
 from fsd.model.ops import Content as ContentOp
+from fsd.model.plain import dataclass, field
 from fsd.vfs.build import BlockTask, Built, Source, sendable
 from fsd.vfs.extents import HOLE, Extents, Ref, Run
 from fsd.wire.frame import Blob

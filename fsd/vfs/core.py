@@ -10,13 +10,13 @@ import os
 import shlex
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.attrs import Attr, make_ino
 from fsd.model.errors import DiskFailed, FsdError, HistoryChanged, LeaseLost, NoSpace
 from fsd.model.limits import BLOCK, MIB, SEGMENT
+from fsd.model.plain import dataclass, field
 from fsd.model.space import NOMINAL
 from fsd.vfs.blocklists import BlockLists
 from fsd.vfs.content import Flight

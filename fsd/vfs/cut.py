@@ -11,11 +11,11 @@ that of the cut all the same, and a call of its own asks for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fsd.model.errors import Busy, FsdError, NotDrained, Unavailable, from_body
 from fsd.model.names import show
+from fsd.model.plain import dataclass, field
 from fsd.remote.api import Remote
 from fsd.vfs.core import Core
 from fsd.vfs.flush import Flusher

@@ -9,13 +9,13 @@ The same holds for what a copy within the mount took over from another file, unt
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from fsd.model import blocks
 from fsd.model.errors import FsdError
 from fsd.model.limits import GRACE_LEAST, KEEP_BLOBS_MAX
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.core import Core
 from fsd.vfs.types import BULK, Cache

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +21,7 @@ from fsd.host.files import allocate, fsync_dir, no_space, write_durable
 from fsd.host.seam import Host
 from fsd.model.errors import IntegrityError, NoSpace
 from fsd.model.limits import LOG_KEPT, LOG_LAZY, MIB, SEGMENT
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.segments import HEAD, HEAD_CRC, HEAD_LEN, MARKER, NAME, legible, segments
 from fsd.vfs.segments import STATE as STATE

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Final, TypeAlias
 
 from fsd.model.limits import COMMIT_BLOBS_MAX, COMMIT_OPS_MAX, UPLOAD_BLOBS_MAX
 from fsd.model.ops import Content, Create, Link, Op, Rename, Rmdir, Unlink
+from fsd.model.plain import dataclass
 from fsd.vfs.build import Source
 from fsd.vfs.content import Flight
 from fsd.wire.frame import Blob

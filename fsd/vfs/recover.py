@@ -8,7 +8,6 @@ later is newer than what is left here, and stays. A file with a damaged range is
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +17,7 @@ from fsd.model.blocks import Parts, decode
 from fsd.model.errors import NotDrained, Unavailable, UsageError
 from fsd.model.names import recovered_name, show
 from fsd.model.ops import CREATE, Create, Setattr
+from fsd.model.plain import dataclass, field
 from fsd.model.words import counted
 from fsd.remote.api import Remote
 from fsd.vfs.aside import put_aside

@@ -9,7 +9,6 @@ here without having been sent.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +21,7 @@ from fsd.model.blocks import Parts
 from fsd.model.errors import IntegrityError
 from fsd.model.limits import BLOCK, LIST_PAGE_MAX
 from fsd.model.names import split_path
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 from fsd.vfs.build import Fetch, Source, assemble, base_plan, fetcher, first_sources
 from fsd.vfs.log import Log

@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from fsd.host.seam import Host
 from fsd.model.ops import CONFLICT, REFUSED, RENAME_EXCHANGE, Content, Create, Op, Rename, Setattr
+from fsd.model.plain import dataclass, field
 from fsd.vfs import log as logs
 from fsd.vfs.content import Blocks
 from fsd.vfs.extents import HOLE, Ref

@@ -6,9 +6,8 @@ server takes one of this session's numbers for a conflict copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fsd.model.ops import Content, Create, Op, Rename, Unlink
+from fsd.model.plain import dataclass
 from fsd.remote.api import Exclusive, Remote, SessionInfo, SessionStart
 from fsd.vfs.core import Core
 from fsd.vfs.types import FAST, Cache

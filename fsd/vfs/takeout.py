@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fsd.model.errors import Conflict, IntegrityError
 from fsd.model.limits import MIB
 from fsd.model.names import conflict_name
 from fsd.model.ops import RENAME_EXCHANGE, Create, Op, Rename, Rmdir, Unlink
+from fsd.model.plain import dataclass, field
 from fsd.remote.api import Remote
 from fsd.vfs.aside import put_aside
 from fsd.vfs.content import Flight

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from fsd.model.errors import FsdError, Unavailable
 from fsd.model.limits import BUFFER_MAX, FLUSH_AGE, IO_TIMEOUT, LEASE_TTL, SEGMENT
+from fsd.model.plain import dataclass
 from fsd.remote.api import Remote
 
 FAST: Final = "fast"  # commits and what an fsync waits for: keep a worker and a connection free for it

@@ -6,10 +6,10 @@ An export is JSON lines: first `{"journal": {…}}`, then the entries in order, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from fsd.model.errors import FsdError, UsageError
+from fsd.model.plain import dataclass, field
 from fsd.wire.canonical import GENESIS_FIELDS, entry_hash, genesis_hash
 from fsd.wire.strictjson import Number, loads
 
