@@ -36,7 +36,7 @@ class Ahead:
         self._sock = sock
 
     def order(self, options: MountOptions, lock: int, channel: int) -> bool:
-        """Have it mounted; once. False: nobody is there to do it, or these options (with a test's host) cannot
+        """Have it mounted; once. False: nobody is there to do it, or the options (with a test's host) cannot
         be handed on."""
         raw = packed(options)
         with self._sock as sock:

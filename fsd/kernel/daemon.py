@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -45,6 +44,7 @@ from fsd.kernel.verbs import Verbs
 from fsd.model.errors import Busy, FsdError, LeaseHeld, LeaseLost, Unavailable
 from fsd.model.limits import CACHE_BEHIND
 from fsd.model.names import show
+from fsd.model.plain import replace
 from fsd.model.words import counted
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.vfs.open import open_volume
@@ -189,14 +189,15 @@ class Daemon:
         nursery.start_soon(self.stopper.watch_kernel)
         nursery.start_soon(ControlServer(sock, Verbs(self).table()).run)
         nursery.start_soon(self._stay_findable, nursery)
-        await self._first_stat()
-        self.session.answered()
-        self.notifier.start(self.session.connection)
+        async with tasks.open_nursery() as beside:
+            entered = partial(utab.enter, self.options.source, self.place)
+            beside.start_soon(in_passing, entered, "umount(8) will not wait")
+            await self._first_stat()
+            self.session.answered()
+            self.notifier.start(self.session.connection)
         if not await restore_head(self, volume.session):
             return
         set_read_ahead(self.place, READ_AHEAD_KIB)
-        entered = partial(utab.enter, self.options.source, self.place)
-        await in_passing(entered, "umount(8) will not wait")
         self.update(state=runtime.MOUNTED)
         log.info("mounted %s, session %d", self.place, volume.session)
         notify(self.options.notify_socket, "READY=1")

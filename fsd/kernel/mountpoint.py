@@ -54,7 +54,7 @@ class MountEntry(NamedTuple):
 
 
 def _unescape(raw: bytes) -> str:
-    return os.fsdecode(_ESCAPE.sub(lambda m: bytes([int(m[1], 8)]), raw))
+    return os.fsdecode(_ESCAPE.sub(lambda m: bytes([int(m[1], 8)]), raw) if b"\\" in raw else raw)
 
 
 def parse_mountinfo(raw: bytes) -> list[MountEntry]:
@@ -89,7 +89,7 @@ def still_listed(path: Path, source: str) -> bool:
 
 def count_at(path: Path, source: str) -> int:
     """How often `source` is listed at `path`: more than once where it was bound onto itself."""
-    return sum(entry.path == path and entry.source == source for entry in list_mounts())
+    return sum(entry.source == source and entry.path == path for entry in list_mounts())
 
 
 def places(source: str) -> list[Path]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fsd.kernel import tasks
 from fsd.kernel.blocking import blocking
+
+if TYPE_CHECKING:
+    import subprocess
 
 PIECE: Final = 65536
 
@@ -114,6 +116,8 @@ class Process:
 
 async def start(command: Sequence[str | Path]) -> Process:
     """Run it, in the root directory. Raises what `Popen` raises; nothing runs then."""
+    import subprocess  # where a mount restores
+
     pipe = subprocess.PIPE
 
     def begun() -> Process:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +57,8 @@ def _escaped(place: Path) -> bytes:
 
 def _run(command: list[str]) -> None:
     """A failure costs the convenience alone, so it is only logged."""
+    import subprocess  # beside what the mount waits for
+
     try:
         done = subprocess.run(
             [program(command[0]), *command[1:]], capture_output=True, timeout=TIMEOUT, check=False

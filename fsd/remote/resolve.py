@@ -40,11 +40,16 @@ class Resolver:
     def _literal(self) -> list[Address]:
         try:
             found = socket.getaddrinfo(
-                self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+                self._plain(), self._port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )
         except (OSError, UnicodeError):
             return []  # a name, not a number
         return [Address(row[0], row[4]) for row in found]
+
+    def _plain(self) -> str | bytes:
+        """The name. As bytes where that is the same: of a text Python loads the codec of foreign names first,
+        which takes longer than a lookup."""
+        return self._host.encode() if self._host.isascii() else self._host
 
     def addresses(self, timeout: float) -> list[Address]:
         """Where to connect, best first; raises `Unavailable` when nothing is known within `timeout`."""
@@ -82,7 +87,7 @@ class Resolver:
     def _look_up(self, flight: _Flight) -> None:
         found: list[Address] = []
         try:
-            rows = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            rows = socket.getaddrinfo(self._plain(), self._port, type=socket.SOCK_STREAM)
             found = [Address(row[0], row[4]) for row in rows]
         except (OSError, UnicodeError) as exc:
             flight.error = str(exc)

@@ -8,7 +8,6 @@ when that was sent: what lies behind may be somebody's only copy, so it is put a
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +49,8 @@ def put_aside(directory: Path, log: Log, host: Host) -> Path:
     except OSError as exc:
         if exc.errno not in FULL:
             raise
+        import shutil  # here alone: see `decide`
+
         shutil.rmtree(part, ignore_errors=True)
         raise NoSpace(
             f"the log in {directory} is damaged, and there is no space for the copy that is kept of it",

@@ -7,7 +7,6 @@ so dropping removes that first. Raises `IntegrityError` for an entry that cannot
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from operator import itemgetter
 from pathlib import Path
@@ -101,6 +100,8 @@ def discard(one: Kept, host: Host) -> None:
     (one.place / ENTRY).unlink()
     fsync_dir(one.place)
     host.crash_point("refused.discarded")
+    import shutil  # with what it loads, seven modules that a mount does without
+
     shutil.rmtree(one.place)
 
 
@@ -162,6 +163,8 @@ def _inside(target: Path, path: bytes) -> Path:
 def _copy(one: Kept, place: Path) -> None:
     with open(place, "xb") as made:
         if one.data is not None:
+            import shutil
+
             with open(one.data, "rb") as source:
                 shutil.copyfileobj(source, made, MIB)
         made.flush()

@@ -365,7 +365,7 @@ def test_a_process_that_gets_no_descriptors_is_ended(had: int, monkeypatch: pyte
         return copies[-1]
 
     copies: list[int] = []
-    monkeypatch.setattr(streams.subprocess, "Popen", noted)
+    monkeypatch.setattr(subprocess, "Popen", noted)
     monkeypatch.setattr(streams.os, "dup", dup)
     with pytest.raises(OSError, match="open files"):
         tasks.run(lambda: streams.start([sys.executable, "-c", "import signal; signal.pause()"]))
