@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,9 @@ from fsd.model.plain import dataclass, field
 # <linux/time.h>; the time module does not name it.
 CLOCK_REALTIME_COARSE: Final = 5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+_WALL_NS: Final = partial(time.clock_gettime_ns, CLOCK_REALTIME_COARSE)
 
 
 def _no_crash(name: str) -> None:
@@ -35,7 +39,7 @@ class Host:
     """What the process asks its machine for. `wall_ns` is CLOCK_REALTIME_COARSE as the kernel stamps files;
     `monotonic` seconds for deadlines. `crash_point(name)` returns or never does."""
 
-    wall_ns: Callable[[], int] = lambda: time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    wall_ns: Callable[[], int] = _WALL_NS
     monotonic: Callable[[], float] = time.monotonic
     token_bytes: Callable[[int], bytes] = os.urandom
     boot_id: Callable[[], str] = read_boot_id

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fsd.host.seam import Host
 from fsd.kernel.atonce import AtOnce, Begins, Watching
@@ -24,6 +23,7 @@ from fsd.remote.api import Remote
 from fsd.vfs.types import Cache, Invalidation, Job, Want
 from fsd.vfs.volume import READS, Volume
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # A want ends by itself at `io_timeout`; this much later the waiter ends in any case.
@@ -124,7 +124,8 @@ class Machine:
 
     def pump(self) -> None:
         """Hand out what the volume wants done. The loop calls it whenever it runs idle."""
-        self._complete()
+        if self._rest is not None:
+            self._complete()
         for job in self.volume.jobs():
             if self.at_once is None or not self.at_once.take(job):
                 self._runner.submit(job)
@@ -138,8 +139,7 @@ class Machine:
         the next answer and before the volume's timers. A request or a call that comes earlier (both may be
         there already) finds the volume as it is while a commit is out."""
         self._complete()
-        with self._whole():
-            over = not self._stopped and self.volume.heard(job, result)
+        over = not self._stopped and self._whole(self.volume.heard, job, result)
         if over:
             self._rest = partial(self._finish, job, result)
             self.settle()
@@ -160,16 +160,17 @@ class Machine:
         self._complete()
         if self._stopped:
             return
-        with nullcontext() if isinstance(job, READS) else self._whole():
+        if isinstance(job, READS):
             self.volume.finish(job, result)
+        else:
+            self._whole(self.volume.finish, job, result)
         self._after()
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _whole(self, change: Callable[..., T], *args: Any) -> T:
         """Around what changes the volume: a defect may leave it half changed, and what it sends from then on
         nobody could trust, if it sends at all. (What the disk under the log says leaves it as it was.)"""
         try:
-            yield
+            return change(*args)
         except (OSError, FsdError):
             raise
         except Exception as exc:
@@ -191,8 +192,7 @@ class Machine:
         if self.at_once is not None:
             self.at_once.look()
             self._complete()
-        with self._whole():
-            self.volume.tick(now)
+        self._whole(self.volume.tick, now)
         self._after()
         waited = self.clock()
         for parked in list(self._parked.values()):

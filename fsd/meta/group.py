@@ -151,7 +151,8 @@ class GroupCommit:
                 heir.ready.release()
             else:
                 self._busy -= 1
-                self._idle.notify_all()
+                if self._closed:  # else nobody waits for that
+                    self._idle.notify_all()
 
     def close(self) -> None:
         """Refuse new requests and wait for those that run or wait."""

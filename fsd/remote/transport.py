@@ -40,7 +40,8 @@ _LARGE: Final = 256 * KIB  # of a body that may come in pieces
 _LOOK: Final = 4 * KIB
 # How long the next piece of a body is to be, of the pieces there are and the bytes to come; 0: all of them.
 Cut: TypeAlias = Callable[[Sequence[bytes], int], int]
-_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
+_SPACES: Final = " \t\n\r\v\f"
+_STATUS: Final = re.compile(r"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: |$)")
 
 
 class Answer(NamedTuple):
@@ -476,22 +477,21 @@ class Connection:
             if len(self._buffer) > _HEAD_MAX:
                 raise ValueError("an answer whose header does not end")
             return None
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
+        status, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
         del self._buffer[: end + 4]
-        match = _STATUS.match(lines[0])
+        match = _STATUS.match(status)
         if not match:
             raise ValueError("what came is no HTTP answer")
         headers: dict[str, str] = {}
-        for line in lines[1:]:
-            raw_name, colon, raw_value = line.partition(b":")
+        for line in lines:
+            name, colon, value = line.partition(":")
             if not colon:
                 raise ValueError("a damaged header line")
-            name = raw_name.decode("latin-1").lower()
-            value = raw_value.strip().decode("latin-1")
+            name, value = name.lower(), value.strip(_SPACES)
             if name == "content-length" and headers.get(name, value) != value:
                 raise ValueError("two different lengths")
             headers[name] = value
-        keep = match[1] == b"1" and headers.get("connection", "").lower() != "close"
+        keep = match[1] == "1" and headers.get("connection", "").lower() != "close"
         return int(match[2]), headers, keep
 
     def _fill(self, clock: _Clock, *, head: bool = False) -> bool:

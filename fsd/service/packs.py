@@ -136,7 +136,8 @@ class Packs:
         the store raises."""
         if len(blobs) > UPLOAD_BLOBS_MAX:
             raise TooLarge(f"{len(blobs)} blobs in one upload, at most {UPLOAD_BLOBS_MAX}")
-        if sum(len(blob.stored) for blob in blobs) > UPLOAD_MAX:
+        size = _size(blobs)
+        if size > UPLOAD_MAX:
             raise TooLarge(f"more than {UPLOAD_MAX} bytes of blobs in one upload")
         given: dict[bytes, Blob] = {}
         for blob in blobs:
@@ -144,7 +145,7 @@ class Packs:
         _arrived(list(given.values()))
         # Only an upload worth an object asks first; a small one finds out in its own transaction.
         known: set[bytes] = set()
-        if sum(len(blob.stored) for blob in given.values()) > PACK_INLINE_MAX:
+        if size > PACK_INLINE_MAX:
             known = self._db.read(lambda tx: _stored(tx, fs, list(given)))
         new = [blob for digest, blob in given.items() if digest not in known]
         made = self.write(fs_name, new) if new else None
@@ -154,7 +155,7 @@ class Packs:
         """A new pack of verified `blobs`; an object, unless it is small. No row names it yet."""
         number, began = self._number(), self._host.wall_ns()
         pieces, made = _frame(fs_name, number, blobs)
-        if sum(len(blob.stored) for blob in blobs) <= PACK_INLINE_MAX:
+        if _size(blobs) <= PACK_INLINE_MAX:
             return made._replace(data=b"".join(pieces))
         self._db.check_room()
         self._store.put(object_key(fs_name, number), pieces)
@@ -348,6 +349,10 @@ class Packs:
         return blobs, moved
 
 
+def _size(blobs: Sequence[Blob]) -> int:
+    return sum([len(blob.stored) for blob in blobs])
+
+
 def check_in_time(made: Made, now: int) -> None:
     """Before the rows of `made` are written. A machine that was stopped for long in between must not name an
     object that another server has swept as a stray meanwhile: raises `Unavailable`."""
@@ -367,7 +372,7 @@ def _frame(fs_name: str, number: int, blobs: list[Blob]) -> tuple[list[bytes | m
     """The pieces of a pack and what its rows say (as of an object)."""
     header = {"v": _PACK_FORMAT, "fs": fs_name, "pack": number}
     pieces = pack_pieces(header, blobs)
-    if sum(len(blob.stored) for blob in blobs) >= DIRECT_LEAST:
+    if _size(blobs) >= DIRECT_LEAST:
         pad = _pad(len(pieces[0]), place(blobs[0].stored))
         if pad is not None:
             pieces = pack_pieces({**header, "pad": bytes(pad)}, blobs)

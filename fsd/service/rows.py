@@ -220,21 +220,27 @@ def write(tx: Tx, view: View, fs: int, seq: int, pinned: int) -> Written:
     for node in view.node_map.values():
         if node is not None and node.changed:
             _change_node(inodes, written, counting, node)
-    names = _Changes(_DENTRY, fs, seq, pinned)
-    for name in view.name_map.values():
-        if name.touched and (name.ino or name.orig_ino):
-            values = (name.ino, name.writer) if name.ino else None
-            names.change((name.parent, name.name), name.orig_born, values)
-            written.changed_names.append((name.parent, name.name))
-    rows = _Changes(_BLOCK, fs, seq, pinned)
-    for ino, of_file in view.block_map.items():
-        for idx, row in of_file.items():
-            if row.touched and row.parts != row.orig_parts:
-                goes = rows.change((ino, idx), row.orig_born, None if row.parts is None else (row.parts,))
-                counting.replace(row.orig_parts, row.parts, old_goes=goes)
-    for changes in (inodes, names, rows):
+    kinds = [inodes]
+    if view.name_map:
+        names = _Changes(_DENTRY, fs, seq, pinned)
+        kinds.append(names)
+        for name in view.name_map.values():
+            if name.touched and (name.ino or name.orig_ino):
+                values = (name.ino, name.writer) if name.ino else None
+                names.change((name.parent, name.name), name.orig_born, values)
+                written.changed_names.append((name.parent, name.name))
+    if view.block_map:
+        rows = _Changes(_BLOCK, fs, seq, pinned)
+        kinds.append(rows)
+        for ino, of_file in view.block_map.items():
+            for idx, row in of_file.items():
+                if row.touched and row.parts != row.orig_parts:
+                    goes = rows.change((ino, idx), row.orig_born, None if row.parts is None else (row.parts,))
+                    counting.replace(row.orig_parts, row.parts, old_goes=goes)
+    for changes in kinds:
         changes.run(tx)
-    _remember_gone(tx, view, fs, seq)
+    if view.gone_new:
+        _remember_gone(tx, view, fs, seq)
     return written
 
 

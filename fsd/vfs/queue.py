@@ -173,7 +173,7 @@ class CommitQueue:
     def waits(self, queued: Queued) -> bool:
         """Whether an operation, or another that it goes with, is behind the cut of a checkpoint that is not
         made yet, or is not made."""
-        last = self.partner(queued) or queued
+        last = (self.partner(queued) if queued.with_next else None) or queued
         if last.op is None:
             return True
         return self.held is not None and last.opno > self.held
@@ -198,10 +198,10 @@ class CommitQueue:
         size = rows = count = 0
         most = min(most, COMMIT_OPS_MAX)
         for queued in self._ops.values():
-            content = self.partner(queued)
+            content = self.partner(queued) if queued.with_next else None
             if queued.broken or (content is not None and content.broken) or self.waits(queued):
                 break
-            second = bool(taken) and self.partner(taken[-1]) is queued
+            second = bool(taken) and taken[-1].with_next and self.partner(taken[-1]) is queued
             if taken and not second and len(taken) + (1 if content is None else 2) > most:
                 break
             if queued.blobs:

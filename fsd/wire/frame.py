@@ -182,9 +182,11 @@ def _header(
         raise UsageError("the frame's header cannot be read") from exc
     if len(rows) > blobs_max:
         raise TooLarge(f"{len(rows)} blobs in one body, at most {blobs_max}")
-    total = sum(row[3] for row in rows)
-    if any(row[3] < 0 or not 0 < row[2] <= BLOCK or len(row[0]) != 32 for row in rows):
-        raise UsageError("the frame's blob table is damaged")
+    total = 0
+    for digest, _, raw_len, stored in rows:
+        if stored < 0 or not 0 < raw_len <= BLOCK or len(digest) != 32:
+            raise UsageError("the frame's blob table is damaged")
+        total += stored
     if total > bytes_max:
         raise TooLarge(f"{total} blob bytes in one body, at most {bytes_max}")
     if left != total:
@@ -192,10 +194,10 @@ def _header(
     return header, rows
 
 
-def _sliced(rows: list[Row], view: memoryview) -> list[Blob]:
-    blobs, at = [], 0
+def _sliced(rows: list[Row], body: bytes | memoryview, at: int = 0) -> list[Blob]:
+    blobs = []
     for digest, codec, raw_len, stored in rows:
-        blobs.append(Blob(digest, codec, raw_len, view[at : at + stored]))
+        blobs.append(Blob(digest, codec, raw_len, body[at : at + stored]))
         at += stored
     return blobs
 
@@ -250,5 +252,7 @@ def unpack(
     if len(body) < head_end:
         raise UsageError("the body is truncated inside its header")
     header, rows = _header(body[_HEAD.size : head_end], len(body) - head_end, blobs_max, bytes_max)
-    blobs = _sliced(rows, memoryview(body)[head_end:])
+    if not views and type(body) is bytes:
+        return header, _sliced(rows, body, head_end)
+    blobs = _sliced(rows, memoryview(body), head_end)
     return header, blobs if views else [blob._replace(stored=bytes(blob.stored)) for blob in blobs]

@@ -139,13 +139,13 @@ def read_commit(body: bytes | bytearray) -> Commit:
     `DamagedBody`."""
     header, blobs = read_frame(body, blobs_max=UPLOAD_BLOBS_MAX, bytes_max=COMMIT_BLOBS_MAX)
     try:
-        operations, files, size = (_count(n) for n in header["pending"])
+        operations, files, size = header["pending"]
         commit = Commit(
             _count(header["session"]),
             _exact(header["ticket"], bytes),
             _exact(header["ops"], bytes),
             _exact(header["digest"], bytes),
-            (operations, files, size),
+            (_count(operations), _count(files), _count(size)),
             blobs,
             [],
             _asked(header.get("checkpoint")),
