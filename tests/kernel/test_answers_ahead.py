@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.played import played as in_its_process
 
-from fsd.kernel import requests
-
-TESTS = Path(__file__).resolve().parents[1]
-# The extension has to come before pyfuse3.
-PLAY = "import fsd.kernel.requests; from support.rawfuse import main; main()"
 # Both directories change in these; in the others the one of the request, or none.
 BOTH = ("rename", "exchange")
 IN_TWO = ("link",)
@@ -24,18 +16,7 @@ NEITHER = ("refused", "chmod")  # of a chmod the kernel is told the outcome
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    assert hasattr(requests._extension, "quiet_handle"), "an older extension, or none: scripts/setup"
-    directory = tmp_path_factory.mktemp("rawfuse")
-    done = subprocess.run(
-        [sys.executable, "-c", PLAY, directory],
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = in_its_process("rawfuse", "quiet_handle", tmp_path_factory.mktemp("rawfuse"))
     return found
 
 

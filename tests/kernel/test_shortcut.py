@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fsd.kernel import requests
+from support.played import played as in_its_process
 
 ASIDE = [
     "write, no handle",
@@ -20,27 +15,14 @@ ASIDE = [
     "lookup a name that has to be asked for",
     "create what has to be asked for",
 ]
-TESTS = Path(__file__).resolve().parents[1]
-# The extension has to come before pyfuse3.
-PLAY = "import fsd.kernel.requests; from support.rawshortcut import main; main()"
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    assert hasattr(requests._extension, "answer_late"), "an older extension, or none: scripts/setup"
-    found: dict[str, Any] = {}
-    for way in ("shortcut", "handlers"):
-        done = subprocess.run(
-            [sys.executable, "-c", PLAY, tmp_path_factory.mktemp("raw"), way],
-            cwd=TESTS,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        found[way] = json.loads(done.stdout)
-    return found
+    return {
+        way: in_its_process("rawshortcut", "answer_late", tmp_path_factory.mktemp("raw"), way)
+        for way in ("shortcut", "handlers")
+    }
 
 
 def test_every_answer_is_the_handlers(played: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ status is 124 after LIMIT, else what `status` makes of theirs.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -119,6 +120,15 @@ def stop(number: int, _frame: FrameType | None) -> None:
     raise Stopped(f"signal {number}")
 
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def end_with_parent() -> None:
+    """For `preexec_fn`: SIGINT when who started it was killed; pytest clears up then."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+
+
 def end(running: list[subprocess.Popen[bytes]]) -> None:
     """SIGINT, then SIGKILL, to what still runs. Who was killed has cleared nothing up: with it goes its
     group, the servers it started."""
@@ -174,7 +184,11 @@ def main(limit: float, options: list[str]) -> int:
                 # In sessions of their own: a ^C at the terminal reaches them once, through this process.
                 running.append(
                     subprocess.Popen(
-                        command, stdout=out, stderr=out and subprocess.STDOUT, start_new_session=True
+                        command,
+                        stdout=out,
+                        stderr=out and subprocess.STDOUT,
+                        start_new_session=True,
+                        preexec_fn=end_with_parent,
                     )
                 )
             for one in running:

@@ -186,6 +186,18 @@ def test_a_signal_ends_all_and_they_clear_up(tree: Path) -> None:
     assert sum(word == "end" for _, word in told(tree)) == WORKERS
 
 
+def test_who_was_killed_leaves_none_running(tree: Path) -> None:
+    """They went on for as long as their tests took."""
+    for number in range(WORKERS):
+        put(tree, f"unit/test_{number}.py", HANGS)
+    run = start(tree, 200)
+    wait_for(lambda: len(list(tree.glob("tests/unit/*.began"))) == WORKERS, 100, "all to hang")
+    run.kill()
+    out = run.communicate(timeout=200)[0]  # ends with the last who has the pipe
+    assert "! KeyboardInterrupt !" in out
+    wait_for(lambda: sum(word == "end" for _, word in told(tree)) == WORKERS, 60, "all to clear up")
+
+
 def test_two_modules_of_one_name_are_both_played_or_told(tree: Path) -> None:
     put(tree, "system/test_a.py", MODULE)
     put(tree, "unit/test_a.py", MODULE)
