@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -37,6 +38,7 @@ STAGING: Final = ".fsd-restore-"  # and random digits: where contents are verifi
 HOW: Final = "--force replaces what is there by the checkpoint"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_LINK: Final = "link"  # among contents, whose names are hashes
 _OPEN_MAX: Final = 64  # directories kept open
 
 
@@ -60,6 +62,7 @@ class Restore:
         self._host = host
         self._there: dict[str, str] = {}
         self._protected: set[str] = set()
+        self._leftovers: list[str] = []  # contents of restores that were killed
         self._open: dict[str, int] = {}
         self._done = Restored()
 
@@ -94,6 +97,7 @@ class Restore:
             try:
                 staging = os.open(self._staging, _DIRECTORY, dir_fd=top)
                 try:
+                    _held(staging)
                     self._stage(staging)
                     self._host.crash_point("restore.verified")
                     if verified is not None:
@@ -147,6 +151,9 @@ class Restore:
             names = os.listdir(fd)
         for name in names:
             below = f"{path}/{name}" if path else name
+            if not path and name.startswith(STAGING) and _left_over(fd, name):
+                self._leftovers.append(name)
+                continue
             if self._policy.excluded(below, is_dir=False):
                 self._protected.add(below)
                 continue
@@ -218,6 +225,8 @@ class Restore:
 
     def _apply(self, staging: int) -> None:
         self._remove()
+        for name in self._leftovers:  # ours is there, for what they may have told
+            shutil.rmtree(name, dir_fd=self._open[""])
         for path in sorted(self._dirs):
             self._make_directory(path)
         left = Counter(entry.key for entry in self._entries if entry.kind == FILE)
@@ -227,7 +236,7 @@ class Restore:
                 self._place(entry, staging, last=not left[entry.key])
         for entry in self._entries:
             if entry.kind == LINK:
-                self._link(entry)
+                self._link(entry, staging)
 
     def _remove(self) -> None:
         """What is there and not wanted as what it is, shallowest first; what protects something stays."""
@@ -312,12 +321,33 @@ class Restore:
             os.close(source)
         return made
 
-    def _link(self, entry: Entry) -> None:
+    def _link(self, entry: Entry, staging: int) -> None:
         parent, name = self._parent(entry.path)
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(name, dir_fd=parent) == entry.target:
                 return
-        temporary = f"{self._staging}-link"
-        os.symlink(entry.target, temporary, dir_fd=parent)
-        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        os.symlink(entry.target, _NEW_LINK, dir_fd=staging)
+        os.rename(_NEW_LINK, name, src_dir_fd=staging, dst_dir_fd=parent)
         self._done.links += 1
+
+
+def _held(staging: int) -> bool:
+    """Whether the directory of contents is this restore's now, as long as it is open. Where directories
+    cannot be locked it is never taken for left over."""
+    try:
+        fcntl.flock(staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _left_over(top: int, name: str) -> bool:
+    """Whether `name` holds contents of a restore that has ended without removing them: it was killed."""
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=top)
+    except OSError:  # no directory, or not this user's
+        return False
+    try:
+        return _held(fd)
+    finally:
+        os.close(fd)

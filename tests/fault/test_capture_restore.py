@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import random
+import signal
 import socket
 import stat
 import threading
@@ -403,6 +404,37 @@ def test_a_part_of_a_checkpoint_can_tell_what_it_is(
     assert any(name.startswith(STAGING) for name in os.listdir(tmp_path)) == marked
     Restore(entries, ALL, blobs.fetch, Host()).run(str(tmp_path), replace=True, marked=marked)
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("include", [(), ("a",)])
+def test_what_a_killed_restore_left_goes_with_the_next(tmp_path: Path, include: tuple[str, ...]) -> None:
+    """A restore into a new directory was refused for it, and with `--include` it stayed for good."""
+    target, blobs = tmp_path / "t", Blobs()
+    entries = [Entry("a", FILE, blobs.add(b"new"), 3), Entry("l", LINK, target="a")][: 1 if include else 2]
+    policy = Policy(exclude=(), include=include)
+    pid = os.fork()
+    if pid == 0:
+        kill = Host(crash_point=lambda name: os.kill(os.getpid(), signal.SIGKILL))
+        Restore(entries, policy, blobs.fetch, kill).run(str(target), replace=False)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert [name[: len(STAGING)] for name in os.listdir(target)] == [STAGING]
+    Restore(entries, policy, blobs.fetch, Host()).run(str(target), replace=False)
+    assert sorted(os.listdir(target)) == [entry.path for entry in entries]
+
+
+def test_what_a_restore_under_way_has_is_left_to_it(tmp_path: Path) -> None:
+    target, blobs = tmp_path / "t", Blobs()
+    entries = [Entry("a", FILE, blobs.add(b"new"), 3)]
+    refused: list[str] = []
+
+    def meanwhile(name: str) -> None:
+        with pytest.raises(Conflict) as exc:
+            Restore(entries, ALL, blobs.fetch, Host()).run(str(target), replace=False)
+        refused.append(str(exc.value))
+
+    Restore(entries, ALL, blobs.fetch, Host(crash_point=meanwhile)).run(str(target), replace=False)
+    assert os.listdir(target) == ["a"] and STAGING in refused[0]
 
 
 def test_what_is_protected_is_not_replaced(tmp_path: Path) -> None:
