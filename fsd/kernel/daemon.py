@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from fsd import __version__
 from fsd.cache.blobs import BlobCache
-from fsd.host.threads import failure
+from fsd.host import threads
 from fsd.kernel import beneath, runtime, tasks, utab
 from fsd.kernel.automatic import Automatic
 from fsd.kernel.blocking import blocking, in_passing
@@ -85,7 +85,7 @@ def run(options: MountOptions, start: Start) -> NoReturn:
         code = exc.exit_code
     except BaseException as exc:
         log.critical("the daemon broke", exc_info=exc)
-        start.channel.failed(failure(exc, f"the daemon broke: {exc!r}", "see its log"))
+        start.channel.failed(threads.failure(exc, f"the daemon broke: {exc!r}", "see its log"))
     finally:
         logging.shutdown()
         os._exit(code)
@@ -137,7 +137,9 @@ class Daemon:
                 await self._mount(nursery)
             except (FsdError, OSError) as exc:
                 log.error("mounting failed: %s", exc)
-                error = exc if isinstance(exc, FsdError) else failure(exc, f"mounting failed: {exc}")
+                if self.start.restarts and threads.told(exc) is not None:
+                    raise  # a limit that is met for a moment: the supervisor tries again
+                error = exc if isinstance(exc, FsdError) else threads.failure(exc, f"mounting failed: {exc}")
                 # A restart that fails leaves the dead mount, so that nobody writes into the directory below.
                 keep_dead = bool(self.start.restarts) and self.machine is None
                 if not keep_dead:

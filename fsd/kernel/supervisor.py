@@ -55,7 +55,7 @@ EXIT_CRASHED: Final = 70
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # How often the supervisor looks whether its daemon was killed and cannot end.
 LOOK: Final = 1.0
-FORK_PAUSE: Final = 5.0
+RESTART_PAUSE: Final = 5.0
 
 Say = Callable[[str], None]
 _pace = threading.Event()
@@ -465,14 +465,12 @@ class Supervisor:
 
     def _no_daemon(self, error: FsdError) -> int:
         """No process could be started. Raises at the first mount; one that was there is not given up for a
-        limit that is met for a moment: the status counts as that of a daemon which died at once, a while
-        later."""
+        limit that is met for a moment: the status counts as that of a daemon which died at once."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if not self._restarts:
             self._channel.failed(error)
             raise error
         _log(self._known, error.message)
-        _pace.wait(FORK_PAUSE)
         return EXIT_CRASHED << 8  # as waitpid tells it
 
     def _wait_for(self, pid: int) -> int:
@@ -531,8 +529,11 @@ class Supervisor:
             return self._give_up(record, f"the daemon died {RESTARTS_MAX + 1} times in 10 minutes ({how})")
         self._recent.append(now)
         self._restarts += 1
+        soon = record.state == runtime.RESTARTING  # after one that did not come so far as to mount
         self._update(record, state=runtime.RESTARTING, restarts=self._restarts)
         _log(record, f"the daemon died ({how}); restart {self._restarts}")
+        if soon:
+            _pace.wait(RESTART_PAUSE)  # what it lacked may be there by then
         return None
 
     def _clean(self, record: Record) -> None:

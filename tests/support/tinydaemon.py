@@ -3,14 +3,16 @@
 Run as `python -m support.tinydaemon MOUNTPOINT BASE [foreground] [alone] [hang]` in tests/: state in
 BASE/state, records in BASE/run. `old-kernel` cannot make mounts apart from their place, `hang` shortens the
 watchdog's patience, `refused` is one operation the server would not take, `stuck` one that never gets there,
-`stays` is a mount that nobody can detach, `tidy` one that looks after its files all the time; with `slow` a
-step right before the mount takes 2 s and makes BASE/slow. Exits as the command would.
+`short` has no thread for the first two restarts, `stays` is a mount that nobody can detach, `tidy` one that
+looks after its files all the time; with `slow` a step right before the mount takes 2 s and makes BASE/slow.
+Exits as the command would.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +42,26 @@ def tiny(*args: Any, **more: Any) -> Any:
         fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign, assignment]
     if "tidy" in sys.argv:
         fsd.kernel.daemon.FINDABLE = 0.2  # type: ignore[misc]
+    if "short" in sys.argv:
+        without_threads()
     if "stays" in sys.argv:
         fsd.kernel.stop.detach = stays
     made = TinyVolume()
     made.refused = int("refused" in sys.argv)
     made.stuck = int("stuck" in sys.argv)
     return made
+
+
+def without_threads() -> None:
+    with open(f"{sys.argv[2]}/starts", "a+") as starts:
+        starts.write("s")
+        starts.flush()
+        if 1 < starts.tell() <= 3:
+            threading.Thread.start = no_thread  # type: ignore[method-assign]
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def stays(place: Path, *, lazy: bool, dead: bool = False) -> None:
@@ -74,6 +90,8 @@ def main() -> int:
         host=host,
     )
     fsd.vfs.open.open_volume = tiny
+    if "short" in sys.argv:
+        supervisor.RESTART_PAUSE = 0.05  # type: ignore[misc]
     if "no-rights" in sys.argv:
         remains.end_connections = lambda place, source: False
     if "hang" in sys.argv:

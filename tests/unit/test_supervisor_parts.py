@@ -87,7 +87,7 @@ class TestSupervisor:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
         monkeypatch.setattr(os, "fork", none_left)
-        monkeypatch.setattr(supervisor, "FORK_PAUSE", 0.0)
+        monkeypatch.setattr(supervisor, "RESTART_PAUSE", 0.0)
         monkeypatch.setattr(supervisor, "still_listed", lambda place, source: True)
         monkeypatch.setattr(Supervisor, "_update", lambda *args, **more: None)
         given_up: list[str] = []
