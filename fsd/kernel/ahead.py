@@ -98,21 +98,28 @@ def _supervisor(sock: socket.socket) -> int:
     except OSError:
         first = None
     order = _received(sock)
-    if order is None:
-        if first is not None:
-            os.kill(first.pid, signal.SIGKILL)
-        return 0
     sock.close()
+    if order is None:
+        return _given_up(first)
     raw, lock, fd = order
     options, channel = unpacked(raw), Channel(fd)
     # Until it can tell the daemon of a stop, there must be none.
     signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.STOP_SIGNALS)
     channel.supervisor(os.getpid())
+    if channel.fd is None:  # the command was ended since its order
+        return _given_up(first)
     child = first.told(raw, lock, fd) if first is not None else None
     directory = RuntimeDir(options.runtime_dir, options.host)
     set_streams(directory.read(options.mount_id).log)
     place = options.mountpoint
     return supervisor.Supervisor(options, place, directory, channel, first=child, loaded=loaded).run()
+
+
+def _given_up(first: _Daemon | None) -> int:
+    """Nobody wants the mount any more."""
+    if first is not None:
+        os.kill(first.pid, signal.SIGKILL)
+    return 0
 
 
 class _Daemon:
@@ -125,13 +132,13 @@ class _Daemon:
 
     def told(self, raw: bytes, lock: int, channel: int) -> supervisor.Child | None:
         """Hand the order on. None: it has ended."""
-        with self._sock as sock:
-            try:
+        try:
+            with self._sock as sock:
                 socket.send_fds(sock, [raw], [lock, channel])
-            except OSError:
-                os.close(self._stop_pipe)
-                os.waitpid(self.pid, 0)
-                return None
+        except OSError:  # with the socket closed it ends, should it still be there
+            os.close(self._stop_pipe)
+            os.waitpid(self.pid, 0)
+            return None
         return supervisor.Child(self.pid, self._stop_pipe)
 
 

@@ -35,14 +35,20 @@ class Mount:
             stderr=subprocess.PIPE,
             preexec_fn=die_with_parent,
         )
-        wait_for(lambda: len(self.all()) == 3, 30, "supervisor and daemon")
-        self.daemon = next(pid for pid in self.all() if parent(pid) in self.all())
-        self.supervisor = parent(self.daemon)
+        wait_for(lambda: self._pair() is not None, 30, "supervisor and daemon")
+        self.supervisor, self.daemon = self._pair() or (0, 0)
 
     def all(self) -> list[int]:
         """The processes that run this mount."""
         word = os.fsencode(self.place)
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if word in words(pid)]
+
+    def _pair(self) -> tuple[int, int] | None:
+        """Both, once the process between the command and the supervisor is gone."""
+        above = {pid: parent(pid) for pid in self.all() if pid != self.command.pid}
+        if self.command.pid in above.values():
+            return None
+        return next(((up, pid) for pid, up in above.items() if up in above), None)
 
     def go_on(self) -> subprocess.CompletedProcess[bytes]:
         """Give it its token, and see it end."""
@@ -59,7 +65,16 @@ def words(pid: int) -> list[bytes]:
 
 
 def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """0: it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def sockets(pid: int) -> list[str]:
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return [link for link in links if link.startswith("socket:")]
 
 
 @pytest.fixture
@@ -91,6 +106,22 @@ def test_a_command_that_is_ended_ends_what_it_began(begun: Mount, number: signal
     assert not begun.box.state.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_command_that_is_ended_after_its_order_ends_what_it_began(
+    begun: Mount, number: signal.Signals
+) -> None:
+    """Before the supervisor has come to it. The place is free then, too."""
+    os.kill(begun.supervisor, signal.SIGSTOP)
+    begun.fifo.write_text(begun.box.fs.token)
+    wait_for(lambda: not sockets(begun.command.pid), 30, "the order")
+    begun.command.send_signal(number)
+    assert begun.command.wait(30) != 0
+    os.kill(begun.supervisor, signal.SIGCONT)
+    wait_for(lambda: not begun.all(), 30, "the end of supervisor and daemon")
+    assert not os.path.ismount(begun.place)
+    begun.box.mount()
+
+
 def test_they_hold_nothing_of_the_commands(begun: Mount) -> None:
     """Until they know that there is a mount: its streams, directory, session."""
     for pid in (begun.supervisor, begun.daemon):
@@ -99,7 +130,7 @@ def test_they_hold_nothing_of_the_commands(begun: Mount) -> None:
         assert held == {os.devnull}
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
         assert os.getsid(pid) not in (os.getsid(0), begun.supervisor)
-    assert os.getpgid(begun.daemon) == begun.daemon
+    wait_for(lambda: os.getpgid(begun.daemon) == begun.daemon, 30, "a group of its own")
     assert parent(begun.supervisor) != begun.command.pid
 
 
