@@ -16,12 +16,11 @@ import fcntl
 import re
 import select
 import socket
-import ssl
 import struct
 import sys
 import termios
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 from fsd.model.endpoint import Endpoint
 from fsd.model.errors import Unavailable
@@ -29,6 +28,9 @@ from fsd.model.limits import BODY_RATE, ERROR_BODY_MAX, INTERIM_MAX, KIB
 from fsd.remote.failures import unavailable
 from fsd.remote.proxy import Proxy, open_tunnel, within
 from fsd.remote.resolve import Address, Resolver
+
+if TYPE_CHECKING:
+    import ssl
 
 _HEAD_MAX: Final = 64 * KIB
 _LINE_MAX: Final = 4 * KIB
@@ -215,7 +217,7 @@ class Connection:
         nothing has happened that matters: there is no kept connection, it is TLS, or the kernel does not take
         the request whole. `exchange` it then."""
         sock = self._sock
-        if sock is None or not self._steps or isinstance(sock, ssl.SSLSocket) or not self._quiet():
+        if sock is None or not self._steps or self._context is not None or not self._quiet():
             return False
         try:
             sock.settimeout(0)
@@ -313,7 +315,7 @@ class Connection:
             return False
         poll = select.poll()
         poll.register(sock, select.POLLIN | select.POLLRDHUP)
-        if poll.poll(0) or (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+        if poll.poll(0) or (self._context is not None and cast("ssl.SSLSocket", sock).pending()):
             self.close()
             return False
         return True
@@ -339,10 +341,17 @@ class Connection:
             raise Unavailable(f"{reached.host} has no address")
         try:
             # TLS speaks with the server itself, whoever leads there.
-            where = self._endpoint if isinstance(failed, ssl.SSLError) else reached
+            where = self._endpoint if self._of_tls(failed) else reached
             raise unavailable(where.shown, failed) from failed
         finally:
             del failed  # it came through this frame: a circle, as in `HttpRemote._refusal`
+
+    def _of_tls(self, exc: OSError) -> bool:
+        if self._context is None:
+            return False
+        import ssl
+
+        return isinstance(exc, ssl.SSLError)
 
     def _connect_to(self, address: Address, clock: _Clock) -> socket.socket:
         left = within(self._monotonic, self._connect_timeout, clock.left)
@@ -367,7 +376,7 @@ class Connection:
         sock = self._sock
         assert sock is not None
         try:
-            if isinstance(sock, ssl.SSLSocket):
+            if self._context is not None:
                 # TLS has no sendmsg; joining small pieces saves a record each.
                 for at in range(0, len(pieces), _GROUP):
                     view = memoryview(b"".join(pieces[at : at + _GROUP]))
@@ -399,7 +408,7 @@ class Connection:
         return True
 
     def _receive(self, clock: _Clock, body_max: int, cut: Cut | None, reused: bool) -> tuple[Answer, bool]:
-        cut = None if isinstance(self._sock, ssl.SSLSocket) else cut
+        cut = cut if self._context is None else None
         for _ in range(INTERIM_MAX):
             status, headers, keep = self._head(clock, reused, alone=cut is not None)
             if status >= 200:
