@@ -133,7 +133,9 @@ LARGE_BODIES_MAX: Final = 32  # bodies over 256 KiB held in memory at the same t
 POLLS_MAX: Final = 10_000  # waiting long polls
 ERROR_BODY_MAX: Final = 64 * KIB  # what a client reads of an answer that is no answer
 
-NS_ANSWER_MAX: Final = 256 * MIB  # what a client takes as one answer of the hot routes
+# What a mount takes as one answer; in memory it can be up to 28 times as much, where a server wants that.
+NS_ANSWER_MAX: Final = 2 * NS_BYTES_MAX  # its own answers are about half of that
+FEED_ANSWER_MAX: Final = 16 * MIB  # 4 MiB of commits, or one that tells FEED_TOLD_MAX names
 SENT_AT_ONCE_MAX: Final = 64 * KIB  # of a commit the FUSE thread sends itself: a socket takes as much
 CONNECT_TIMEOUT: Final = 5.0
 # How long a server may say nothing at all before a request that may come twice is sent again: twice as long

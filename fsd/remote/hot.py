@@ -23,6 +23,7 @@ from fsd.model.limits import (
     COMMIT_HEADER_MAX,
     CONNECT_TIMEOUT,
     CONTROL_TIMEOUT,
+    FEED_ANSWER_MAX,
     FEED_SLACK,
     FEED_SLACK_MAX,
     FEED_WAIT_MAX,
@@ -374,7 +375,7 @@ class HttpRemote:
         path += "" if asked is None else f"&asked={asked}"
         # A server that is slow is slow here too, as the first page is waited for before a mount is ready.
         slack = min(max(FEED_SLACK, PATIENCE_OF_TOOK * self._took()), FEED_SLACK_MAX)
-        raw = self._call("GET", path, [], wait + slack, NS_ANSWER_MAX, timed=False)
+        raw = self._call("GET", path, [], wait + slack, FEED_ANSWER_MAX, timed=False)
         return self._decoded(read_feed, raw)
 
     def _blobs_once(self, asked: list[bytes], timeout: float) -> tuple[list[Blob], list[bytes]]:

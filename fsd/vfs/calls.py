@@ -27,6 +27,7 @@ ROUND_PAUSE: Final = 0.05  # seconds between flushes because of it
 DISK_AGAIN: Final = 1.0  # seconds until a write on a full disk is tried again though nothing was freed
 OWN_LINKS: Final = 2  # of a directory: its name and its `.`
 SILENT_FRESH: Final = 1.0  # how long an answer counts while the change feed is silent
+SENT_BACK: Final = 30.0  # how long the second try of an open that was sent back is awaited
 
 
 def _bounded(found: dict[int, T], key: int, value: T) -> None:
@@ -93,7 +94,8 @@ class Calls:
         self.handles: dict[int, Handle] = {}
         self.asked: dict[int, Asked] = {}  # by the identity of the asker, which the entry keeps alive
         self.elsewhere: dict[int, None] = {}  # inodes that were no longer where an open asked for them
-        self.sent_back: dict[int, tuple[int, tuple[int, bytes]]] = {}  # by threads: what their open found so
+        # By threads: what their open found so, and until when the kernel's second try is awaited.
+        self.sent_back: dict[int, tuple[int, tuple[int, bytes], float]] = {}
         self.last_fh = 0
         self.silent = False
         self.space_wants: list[tuple[int, Want]] = []
@@ -181,13 +183,14 @@ class Calls:
         above = self.core.nodes.by_ino.get(where[0])
         if above is None or above.entries.get(where[1]) == node.ino or (node.gone and not thread):
             return
-        ino, name = self.sent_back.get(thread, (0, None))
-        if node.ino == ino or where == name:
+        ino, name, until = self.sent_back.get(thread, (0, None, 0.0))
+        if (node.ino == ino or where == name) and self.core.now() < until:
             return
         self.answered(asker)
         _bounded(self.elsewhere, node.ino, None)
         if thread:
-            _bounded(self.sent_back, thread, (node.ino, where))
+            # The kernel may refuse the second try itself (EACCES), of which nobody is told.
+            _bounded(self.sent_back, thread, (node.ino, where, self.core.now() + SENT_BACK))
         raise PosixError(errno.ESTALE, "the name means another file now")
 
     def _may_have_others(self, node: Inode, mine: Asked) -> bool:

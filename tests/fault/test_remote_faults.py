@@ -26,7 +26,16 @@ from fsd.model.errors import (
     Unavailable,
     UsageError,
 )
-from fsd.model.limits import BLOBS_GET_MAX, NS_BATCH_MAX, UPLOAD_MAX
+from fsd.model.limits import (
+    BLOBS_GET_MAX,
+    FEED_ANSWER_MAX,
+    FEED_TOLD_MAX,
+    MIB,
+    NS_ANSWER_MAX,
+    NS_BATCH_MAX,
+    NS_BYTES_MAX,
+    UPLOAD_MAX,
+)
 from fsd.model.token import make
 from fsd.remote.api import SessionInfo
 from fsd.remote.hot import HttpRemote, RemoteOptions
@@ -114,6 +123,22 @@ WAYS: dict[str, Callable[[Peer], None]] = {
     "only interim answers": lambda p: p.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 20),
     "somebody else's reply": lambda p: p.answer(GOOD, extra="X-Fsd-Call: 0000000000000000\r\n"),
 }
+
+
+@pytest.mark.parametrize("kind", ["feed", "questions"])
+def test_an_answer_larger_than_a_server_makes_is_not_read(kind: str) -> None:
+    """Nested, it takes 28 times as much memory as it has bytes."""
+    bound = FEED_ANSWER_MAX if kind == "feed" else NS_ANSWER_MAX
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (bound + 1)
+    with serving(once(lambda p: p.sock.sendall(head))) as url:
+        remote = remote_to(url)
+        asks = {
+            "feed": lambda: remote.changes(0, 1, 0.0),
+            "questions": lambda: remote.ask([(ATTRS, (1,))], 60),
+        }
+        with pytest.raises(Unavailable, match=f"at most {bound} were expected"):
+            asks[kind]()
+    assert NS_ANSWER_MAX >= 2 * NS_BYTES_MAX and FEED_ANSWER_MAX >= 4 * MIB + 2 * FEED_TOLD_MAX * 270
 
 
 @pytest.mark.parametrize("way", WAYS)

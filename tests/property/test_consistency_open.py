@@ -15,6 +15,7 @@ from support.client import Client, Clock
 
 from fsd.model.errors import FsdError
 from fsd.model.limits import BLOCK, PARKED_MAX
+from fsd.vfs.calls import SENT_BACK
 from fsd.vfs.loads import AskJob
 from fsd.vfs.types import Park
 
@@ -24,9 +25,9 @@ class Pair:
 
     def __init__(self, directory: Path) -> None:
         self.bench = Bench(directory / "server")
-        clock, rng = Clock(), random.Random(1)
-        self.writer = Client(directory / "w", self.bench, clock, rng, "writer")
-        self.reader = Client(directory / "r", self.bench, clock, rng, "reader")
+        self.clock, rng = Clock(), random.Random(1)
+        self.writer = Client(directory / "w", self.bench, self.clock, rng, "writer")
+        self.reader = Client(directory / "r", self.bench, self.clock, rng, "reader")
         self.reader.options = replace(self.reader.options, consistency="open")
         for client in (self.writer, self.reader):
             client.net.faulty = False
@@ -226,6 +227,20 @@ def test_an_open_is_sent_back_once(pair: Pair) -> None:
     assert pair.read(new or 0, thread=7) == b"new"
     with pytest.raises(FsdError):
         pair.read(new or 0, thread=7)
+
+
+def test_an_open_that_was_sent_back_and_came_no_more_is_forgotten(pair: Pair) -> None:
+    """The kernel may refuse the second try itself; the thread's next open of that file was let through."""
+    pair.write(b"f", b"old")
+    old = pair.look(b"f")
+    assert old is not None
+    replace_file(pair, b"new")
+    for wait in (0.0, SENT_BACK):
+        pair.clock.seconds += wait
+        with pytest.raises(FsdError) as told:
+            pair.read(old, thread=7)
+        assert told.value.errno == errno.ESTALE
+    assert pair.read(old, thread=7) == b"old"
 
 
 def test_an_open_that_was_sent_back_ends_where_there_is_no_name(pair: Pair) -> None:
