@@ -6,6 +6,7 @@ rose or the time-outs changed. pyfuse3 replies at once after the handler returne
 
 from __future__ import annotations
 
+import functools
 import stat
 import struct
 from collections.abc import Callable
@@ -35,6 +36,7 @@ _NOTHING: Final = _ATTR.pack(*(0,) * 9, stat.S_IFREG, 1, *(0,) * 3, 4096, 0)
 _SECOND: Final = 10**9
 
 
+@functools.lru_cache(maxsize=16)
 def _parts(entry: float, attr: float) -> tuple[int, int, int, int]:
     return int(entry), int(attr), int(entry % 1 * _SECOND), int(attr % 1 * _SECOND)
 

@@ -16,6 +16,7 @@ import msgpack
 
 from fsd.model.errors import UsageError
 from fsd.model.limits import BLOCK, PATCHES_MAX
+from fsd.model.packing import packb
 
 HASH_LEN = 32
 
@@ -37,8 +38,7 @@ def encode(parts: Parts) -> bytes | None:
     """The stored form; None for a hole."""
     if not parts:
         return None
-    packed: bytes = msgpack.packb(parts, use_bin_type=True)
-    return packed
+    return packb(parts)
 
 
 def decode(raw: bytes | None) -> Parts:

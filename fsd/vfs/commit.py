@@ -148,15 +148,16 @@ class Committer:
             self.enqueue(times, pos)
         core.check_wants()
 
-    def forget(self, queued: Queued) -> None:
-        """A queued operation is gone, done or not: what it touched is no longer pending because of it."""
+    def forget(self, queued: Queued, about: Touched | None = None) -> None:
+        """A queued operation is gone, done or not: what it touched is no longer pending because of it.
+        `about`: that, where it is known already."""
         self.flusher.sent_bytes(queued)
         if queued.flight is not None:
             node = self.core.nodes.by_ino.get(queued.flight.ino)
             if node is not None:
                 node.pending -= 1
         elif queued.op is not None:
-            self.mark(queued.op, -1)
+            self._mark(about or touched(queued.op), -1)
 
     # sending -----------------------------------------------------------------------------------------
     def due(self, now: float) -> bool:
@@ -436,8 +437,10 @@ class Committer:
         for queued in sent:
             if queued.opno >= acked:
                 break
-            core.queue.remove(queued.opno)
-            switch |= done(self, queued, outcomes.get(queued.opno), answer.seq)
+            assert queued.op is not None
+            about = touched(queued.op)
+            core.queue.remove(queued.opno, about[0])
+            switch |= done(self, queued, about, outcomes.get(queued.opno), answer.seq)
         for ino in {queued.flight.ino for queued in sent if queued.flight is not None}:
             self.flusher.say_base(ino)
         self.most = COMMIT_OPS_MAX

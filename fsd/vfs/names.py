@@ -32,24 +32,11 @@ from fsd.vfs.unnamed import UnnamedCalls
 def _made(op: Create, writer: int) -> Attr:
     """The attributes of a new inode."""
     is_dir = stat.S_ISDIR(op.mode)
+    _, _, parent, _, ino, mode, uid, gid, rdev, target, time = op
+    # By places: by their names it takes three times as long, of each new file.
+    nlink, size, above = 2 if is_dir else 1, len(target or b""), parent if is_dir else 0
     return Attr(
-        ino=op.ino,
-        mode=op.mode,
-        nlink=2 if is_dir else 1,
-        uid=op.uid,
-        gid=op.gid,
-        size=len(op.target or b""),
-        atime=op.time,
-        mtime=op.time,
-        ctime=op.time,
-        rdev=op.rdev,
-        target=op.target,
-        parent=op.parent if is_dir else 0,
-        parts=None,
-        xattrs=None,
-        cseq=0,
-        writer=writer,
-        born=0,
+        ino, mode, nlink, uid, gid, size, time, time, time, rdev, target, above, None, None, 0, writer, 0
     )
 
 

@@ -15,7 +15,7 @@ from fsd.vfs.core import Core
 from fsd.vfs.differ import becomes, stale, stale_name
 from fsd.vfs.lost import came_back
 from fsd.vfs.node import Inode
-from fsd.vfs.queue import Queued, touched
+from fsd.vfs.queue import Queued, Touched, touched
 
 if TYPE_CHECKING:
     from fsd.vfs.commit import Committer
@@ -36,17 +36,18 @@ LATE: Final = frozenset(
 )
 
 
-def done(committer: Committer, queued: Queued, outcome: Outcome | None, seq: int) -> bool:
-    """One operation has its outcome. True: a new session is needed to go on (see `switch`)."""
+def done(committer: Committer, queued: Queued, about: Touched, outcome: Outcome | None, seq: int) -> bool:
+    """One operation, which touches `about`, has its outcome. True: a new session is needed to go on (see
+    `switch`)."""
     core = committer.core
     op = queued.op
     assert op is not None
-    inos, names = touched(op)
+    inos, names = about
     if core.asking:
         where = ((core.local(outcome.parent), outcome.name),) if outcome and outcome.parent else ()
         core.meanwhile.append((seq, names + where, inos, True))
     committer.committed_ops += 1
-    committer.forget(queued)
+    committer.forget(queued, about)
     if queued.flight is not None:
         core.flights.pop(queued.flight.key, None)
     by_ino, same = core.nodes.by_ino, core.wire.empty

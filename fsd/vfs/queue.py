@@ -102,9 +102,10 @@ class CommitQueue:
         assert queued.flight is not None
         return (queued.flight.ino,)
 
-    def remove(self, opno: int) -> Queued:
+    def remove(self, opno: int, inos: Sequence[int] = ()) -> Queued:
+        """`inos`: those it touches, where they are known already."""
         queued = self._ops.pop(opno)
-        for ino in self._inos(queued):
+        for ino in inos or self._inos(queued):
             left = self._by_ino.get(ino)
             if left is not None:
                 left.pop(opno, None)

@@ -13,6 +13,7 @@ from fsd.model.errors import FormatTooNew, IntegrityError, UsageError
 from fsd.model.limits import BLOCK
 from fsd.model.ops import Content as ContentOp
 from fsd.model.ops import Create, Op, Outcome, decode_one
+from fsd.model.packing import packb as packb
 from fsd.vfs.build import Source
 from fsd.vfs.content import Blocks
 
@@ -121,11 +122,6 @@ def time_of_nameless(mtime: int) -> bytes:
     1970, for which TIME has no sign, is written as 1970: a name comes with the file's own times in an
     operation behind it, and without a name nobody asks."""
     return TIME.pack(max(0, mtime), 0)
-
-
-def packb(value: object) -> bytes:
-    raw: bytes = msgpack.packb(value, use_bin_type=True)
-    return raw
 
 
 class Shared(NamedTuple):
