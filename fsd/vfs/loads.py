@@ -11,7 +11,7 @@ from stat import S_IFMT
 from typing import Any, Final
 
 from fsd.model.attrs import Attr, Entry
-from fsd.model.errors import FsdError, HistoryChanged, IntegrityError, Unavailable
+from fsd.model.errors import FsdError, HistoryChanged, IntegrityError, TooLarge, Unavailable
 from fsd.model.limits import BLOBS_GET_MAX, BLOCK, DIR_INLINE_MAX, LISTING_MAX, NS_BATCH_MAX
 from fsd.vfs.asking import Answered, Asked, AskJob, BlobJob, CacheJob, Key, Question, Together
 from fsd.vfs.core import Core
@@ -292,6 +292,11 @@ class Loader:
 
     def finish_ask(self, job: AskJob, result: tuple[int, list[Any]] | FsdError) -> None:
         core = self.core
+        if isinstance(result, TooLarge) and len(job.asked) > 1:
+            # Together they are: a file of many patched blocks has megabytes of them.
+            half = len(job.asked) // 2
+            core.jobs += [AskJob(job.asked[:half]), AskJob(job.asked[half:])]
+            return
         if not isinstance(result, FsdError) and len(result[1]) != len(job.asked):
             result = Unavailable("the server answered another number of questions than were asked")
         if isinstance(result, FsdError):

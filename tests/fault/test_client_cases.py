@@ -14,8 +14,9 @@ from support.bench import Bench
 from support.client import Client, Clock, assert_same, server_tree
 from support.clientcase import age, busy, files, finish, other, settled, take
 
-from fsd.model.errors import PosixError, Unavailable
+from fsd.model.errors import PosixError, TooLarge, Unavailable
 from fsd.model.limits import BLOCK, MIB
+from fsd.service import namespace
 from fsd.vfs import open as opening
 from fsd.vfs.asking import AskJob
 from fsd.vfs.build import BuildJob
@@ -162,6 +163,29 @@ def test_a_file_removed_elsewhere_is_not_read_as_zeros(client: Client) -> None:
     with pytest.raises(PosixError) as told:
         second.call(lambda v: v.open(node.ino, os.O_RDONLY))
     assert told.value.errno == errno.ESTALE
+    second.volume.close()
+
+
+def test_what_is_too_much_for_one_answer_is_asked_for_in_several(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block lists of large files that are read at the same time were EFBIG."""
+    root = client.volume.root_ino
+    for name in (b"a", b"b", b"c"):
+        client.put(root, name, os.urandom(2 * BLOCK), sync=True)
+    second = other(client)
+    nodes = [second.call(lambda v, n=name: v.lookup(root, n)) for name in (b"a", b"b", b"c")]
+    monkeypatch.setattr(namespace, "NS_BYTES_MAX", 600)
+    wants = [second.volume.loader.block_list(node) for node in nodes if node is not None]
+    for want in wants:
+        second.until(want)
+    assert [want.error for want in wants] == [None] * 3
+    for node in nodes:
+        assert node is not None
+        assert sorted(node.file().base or {}) == [0, 1]
+    monkeypatch.setattr(namespace, "NS_BYTES_MAX", 100)
+    with pytest.raises(TooLarge):  # one alone is told
+        second.until(second.volume.loader.attrs([node for node in nodes[:1] if node is not None]))
     second.volume.close()
 
 

@@ -57,7 +57,7 @@ def without_threads() -> None:
         starts.write("s")
         starts.flush()
         if 1 < starts.tell() <= 3:
-            threading.Thread.start = no_thread  # type: ignore[method-assign]
+            threading.Thread.start = no_thread  # type: ignore[method-assign, assignment]
 
 
 def no_thread(thread: threading.Thread) -> None:
