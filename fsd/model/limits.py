@@ -123,9 +123,9 @@ HEAD_TIMEOUT: Final = 20.0  # for all of a head
 BODY_IDLE: Final = 60.0  # without a byte of a body, or of an answer taken, before a request is given up
 BODY_RATE: Final = 4 * KIB  # bytes a second that a body held in memory has to come with, BODY_IDLE apart
 REQUESTS_MAX: Final = 1024  # served at the same time, waiting long polls apart; more are told to come again
-LANES_MAX: Final = 64  # connections with a thread of their own, for one small commit after the other
+LANES_MAX: Final = 64  # connections with a thread of their own, for one small request after the other
 LANE_IDLE: Final = 30.0  # without one the thread ends; the next few commits go the common way again
-LANE_IDLE_FULL: Final = 2.0  # the same while more than half of the lanes are in use
+LANE_IDLE_FULL: Final = 2.0  # the same while more than half of the lanes are in use, and after content
 UPLOADS_MAX: Final = (
     32  # files over 1 MiB received at the same time, some 17 MiB of memory each; more wait unread
 )

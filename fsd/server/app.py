@@ -38,7 +38,7 @@ from fsd.server.errors import log
 from fsd.server.lanes import Lanes
 from fsd.server.openapi import document
 from fsd.server.route import RouteDef, Shortcuts, route, told
-from fsd.server.small import CALL_ID, CALL_ID_MAX, REQUEST_ID, SmallCommits
+from fsd.server.small import CALL_ID, CALL_ID_MAX, REQUEST_ID, Usual
 from fsd.server.waiters import Waiters
 from fsd.service.open import Service
 from fsd.service.text import new_id
@@ -72,7 +72,7 @@ def make_app(service: Service, host: Host, admin_key: str, *, test_clock: bool) 
     ctx = Context(service, host, admin_key, Waiters(None))
     if service.db.engine != "sqlite":
         ctx.waiters = Waiters(lambda subjects: ctx.poll(lambda: _heads(service, subjects)))
-    ctx.lanes = Lanes(SmallCommits(ctx), host.monotonic)
+    ctx.lanes = Lanes(Usual(ctx), host.monotonic)
     routes = all_routes()
     app = Starlette(routes=[one.mounted() for one in routes], exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False

@@ -1,14 +1,18 @@
-"""Lanes: a connection that brings one small commit after the other is served by a thread of its own.
+"""Lanes: a connection that brings one small commit, or one question for content, after the other is served by
+a thread of its own.
 
 An fsync waits for each thread on its way to be woken. By the event loop a commit wakes the loop, then a
 worker, then the loop again for the answer, and is carried by a task, a request, a response and four messages.
-A lane's thread waits in `recv`, commits, answers with one `send` and waits again. It does only what is
-usual: whole small commits, one at a time. With whatever else comes, or when nothing comes for a while, the
-connection goes back to the loop, what was read of it included, and is served as if it had never been away.
+A lane's thread waits in `recv`, commits, answers with one `send` and waits again. Content takes two workers
+by the loop, 17 of its turns and a poll whenever the connection is full; here the thread has the kernel pass
+it on, and waits in there. A lane does only what is usual: whole small requests of these two kinds, one at a
+time. With whatever else comes, or when nothing comes for a while, the connection goes back to the loop, what
+was read of it included, and is served as if it had never been away.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -17,12 +21,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from fsd.model.limits import BODY_IDLE, KIB, LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.blobs.store import Stretch
+from fsd.model.errors import IntegrityError
+from fsd.model.limits import BODY_IDLE, KIB, LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, MIB, SENT_AT_ONCE_MAX
 
 log = logging.getLogger(__name__)
 
 LANES: Final = "fsd.lanes"  # in a request's scope: who may serve the next ones of its connection
-LANE_AFTER: Final = 3  # small commits in a row: a connection that brings all kinds of requests stays
+LANE_AFTER: Final = 3  # such requests in a row: a connection that brings all kinds of requests stays
 _LAST_WORD: Final = 1.0  # seconds an answer may wait to be taken when the server ends
 _ROOM: Final = SENT_AT_ONCE_MAX + 8 * KIB  # of a request, its head included
 
@@ -30,10 +36,11 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Told(NamedTuple):
-    """An answer, and what follows from it that its client need not wait for."""
+    """An answer, what follows from it that its client need not wait for, and content that it ends with."""
 
     answer: bytes
     later: Sequence[Callable[[], object]]
+    content: Sequence[bytes | memoryview | Stretch] = ()
 
 
 class Serving(Protocol):
@@ -106,9 +113,10 @@ class Lane:
     def _serve(self) -> tuple[bytes, bool]:
         room = bytearray(_ROOM)
         view = memoryview(room)
-        have, until, waits = 0, 0.0, 0.0
+        have, until, waits, reads = 0, 0.0, 0.0, False
         while True:
-            if not have and (idle := self._idle()) != waits:
+            # Who reads does so for a while and then no more; commits come now and then for hours.
+            if not have and (idle := LANE_IDLE_FULL if reads else self._idle()) != waits:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _span(idle))
                 waits = idle
             try:
@@ -133,15 +141,15 @@ class Lane:
                 self.busy = False
             if told is None:
                 return data, False
-            del data  # nothing of a request outlives it
-            have = 0
+            have, reads = 0, bool(told.content)
             self._tell(told)
+            del data, told  # nothing of a request outlives it
 
     def _tell(self, told: Told) -> None:
         """What follows waits for nobody who does not take the answer. Raises `OSError` when nobody does."""
         left: bytes | memoryview = told.answer
         try:
-            sent = self._sock.send(left, socket.MSG_DONTWAIT)
+            sent = self._sock.send(left, socket.MSG_DONTWAIT | (socket.MSG_MORE if told.content else 0))
             left = memoryview(left)[sent:] if sent < len(left) else b""
         except BlockingIOError:
             log.debug("an answer waits for room")
@@ -150,6 +158,11 @@ class Lane:
                 _follow(call)
         if left:
             self._sock.sendall(left)
+        for piece in told.content:
+            if isinstance(piece, Stretch):
+                _pass_on(self._sock, piece)
+            else:
+                self._sock.sendall(piece)
 
 
 def _follow(call: Callable[[], object]) -> None:
@@ -228,6 +241,22 @@ class Lanes:
             lane.end(now=True)
         for lane in left:
             lane.thread.join()
+
+
+def _pass_on(sock: socket.socket, stretch: Stretch) -> None:
+    """Send it without reading it, where its filesystem can."""
+    while stretch:
+        try:
+            done = os.sendfile(sock.fileno(), stretch.file.fd, stretch.offset, len(stretch))
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            data = stretch[:MIB].read()
+            sock.sendall(data)
+            done = len(data)
+        if not done:
+            raise IntegrityError("an object became shorter while it was sent")
+        stretch = stretch[done:]
 
 
 def _wait_at_most(sock: socket.socket) -> None:

@@ -16,13 +16,10 @@ from starlette.responses import Response
 from fsd.meta.database import Tx
 from fsd.model.errors import TooLarge, Unavailable, UsageError
 from fsd.model.limits import (
-    BLOBS_GET_BYTES,
-    BLOBS_GET_MAX,
     BLOCK,
     COMMIT_BLOBS_MAX,
     COMMIT_HEADER_MAX,
     FEED_WAIT_MAX,
-    KIB,
     MIB,
     NS_BATCH_MAX,
     SENT_AT_ONCE_MAX,
@@ -31,6 +28,7 @@ from fsd.model.limits import (
 )
 from fsd.model.space import Space
 from fsd.model.times import rfc3339
+from fsd.server.content import HASHES_MAX, content_of, read_hashes
 from fsd.server.context import (
     Context,
     context,
@@ -63,7 +61,7 @@ from fsd.service.access import FsRef, Grant
 from fsd.service.barriers import BarrierAnswer
 from fsd.service.idempotency import Answer
 from fsd.service.sessions import Pending, SessionInfo, SessionStart
-from fsd.wire.frame import pack, pack_head
+from fsd.wire.frame import pack
 from fsd.wire.messages import (
     MEDIA_TYPE,
     FeedPage,
@@ -84,7 +82,6 @@ _SEQ_MAX: Final = 2**53
 _COMMIT_MAX: Final = COMMIT_HEADER_MAX + COMMIT_BLOBS_MAX + 8
 _PACK_MAX: Final = UPLOAD_MAX + COMMIT_HEADER_MAX
 _QUESTIONS_MAX: Final = MIB
-_HASHES_MAX: Final = 16 * KIB
 _REASON_MAX: Final = 500
 _COUNT_MAX: Final = 2**62
 
@@ -208,21 +205,14 @@ async def get_blobs(request: Request) -> Response:
     keep = query_flag(request, "keep")
 
     def work(ctx: Context, fs: FsRef, _who: Grant, body: bytes | bytearray) -> Told:
-        hashes = unpackb(body, "the list of hashes")
-        if not isinstance(hashes, tuple) or not all(
-            isinstance(one, bytes) and len(one) == 32 for one in hashes
-        ):
-            raise UsageError("the body is no list of SHA-256 hashes")
-        if len(hashes) > BLOBS_GET_MAX:
-            raise TooLarge(f"{len(hashes)} hashes in one request, at most {BLOBS_GET_MAX}")
         if keep:
-            return pack({"absent": ctx.service.packs.keep(fs, set(hashes))}, [])
-        found, absent = ctx.service.packs.read_some(fs.id, hashes, BLOBS_GET_BYTES)
-        blobs = [found[one] for one in dict.fromkeys(hashes) if one in found]
-        rows = [(one.hash, one.codec, one.raw_len, len(one.stored)) for one in blobs]
-        return [pack_head({"absent": absent}, rows), *(one.stored for one in blobs)]
+            return pack({"absent": ctx.service.packs.keep(fs, set(read_hashes(body)))}, [])
+        return content_of(ctx.service, fs, body)
 
-    return await _hot(request, _HASHES_MAX, work)
+    answer = await _hot(request, HASHES_MAX, work)
+    if not keep:
+        request.scope[LANES] = context(request).lanes
+    return answer
 
 
 async def changes(request: Request) -> Response:

@@ -1,7 +1,9 @@
-"""Small commits as a lane serves them (`lanes`): the request's bytes in, the answer's bytes out.
+"""Small commits and questions for content as a lane serves them (`lanes`): the request's bytes in, the
+answer's bytes out.
 
-What is asked and answered is what `mount.commit` does behind uvicorn and Starlette; only the way is shorter.
-Everything that is not exactly a mount's ordinary commit is left to that way, errors of the protocol included.
+What is asked and answered is what `mount.commit` and `mount.get_blobs` do behind uvicorn and Starlette; only
+the way is shorter. Everything that is not exactly a mount's ordinary request is left to that way, errors of
+the protocol included.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import httptools
 
 from fsd.model.limits import HEAD_MAX, LANES_MAX, SENT_AT_ONCE_MAX
 from fsd.server.clock import HEADER as TEST_CLOCK
+from fsd.server.content import HASHES_MAX, content_of
 from fsd.server.context import Context
 from fsd.server.errors import answer, translate
 from fsd.server.lanes import Headers, Told
+from fsd.server.streaming import Piece, messages
 from fsd.service.access import FsRef, Grant
 from fsd.service.text import new_id
 from fsd.service.tokens import token_key
@@ -28,8 +32,10 @@ from fsd.wire.messages import MEDIA_TYPE, read_commit
 REQUEST_ID: Final = b"x-request-id"
 CALL_ID: Final = b"x-fsd-call"  # a caller's own id, given back: a reply that came twice is recognised
 CALL_ID_MAX: Final = 64
-TEMPLATE: Final = "/v1/file-systems/{id}/commits"
-_TARGET: Final = re.compile(rb"/v1/file-systems/([A-Za-z0-9_]{1,64})/commits")
+TEMPLATE: Final = "/v1/file-systems/{id}/"
+COMMITS: Final = "commits"
+BLOBS: Final = "blobs"
+_TARGET: Final = re.compile(rb"/v1/file-systems/([A-Za-z0-9_]{1,64})/(commits|blobs)")
 _BEGIN: Final = b"POST /v1/file-systems/"
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,6})[ \t]*\r\n", re.IGNORECASE)
 _EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
@@ -45,12 +51,14 @@ _HEADS_MAX: Final = 4 * LANES_MAX
 
 
 class Asked(NamedTuple):
-    """`call`: the id its caller gave it, b"": none. `who`: whose token that is, where that is known."""
+    """`what`: COMMITS or BLOBS. `call`: the id its caller gave it, b"": none. `who`: whose token that is,
+    where that is known, which does for a commit alone."""
 
     fs: str
     secret: str
     call: bytes
     body: bytes
+    what: str = COMMITS
     who: tuple[FsRef, Grant] | None = None
 
 
@@ -103,6 +111,8 @@ def read(data: bytes) -> Asked | None:
     if not heard.complete or not heard.usual or not _ELSEWHERE.isdisjoint(heard.headers):
         return None
     target = _TARGET.fullmatch(heard.url)
+    if target is not None and target[2] == b"blobs" and len(data) - ends[0] > HASHES_MAX:
+        return None
     kind, _, secret = heard.headers.get(b"authorization", b"").partition(b" ")
     secret = secret.strip()
     call = heard.headers.get(CALL_ID, b"")
@@ -110,7 +120,7 @@ def read(data: bytes) -> Asked | None:
         return None
     if call and not (call.isalnum() and len(call) <= CALL_ID_MAX):
         return None
-    return Asked(target[1].decode(), secret.decode(), call, data[ends[0] :])
+    return Asked(target[1].decode(), secret.decode(), call, data[ends[0] :], target[2].decode())
 
 
 def _lines(headers: Headers) -> bytes:
@@ -123,7 +133,7 @@ def _end(data: bytes) -> re.Match[bytes] | None:
     return None if at < 0 else _END.match(data, at)
 
 
-class SmallCommits:
+class Usual:
     """See `lanes.Serving`. Any thread."""
 
     def __init__(self, ctx: Context) -> None:
@@ -151,13 +161,19 @@ class SmallCommits:
         began = ctx.host.monotonic()
         name = new_id(ctx.host, "req_")
         later: list[Callable[[], object]] = []
-        status, headers, body = self._done(asked, name, later.append)
+        content: list[Piece] = []
+        if asked.what == COMMITS:
+            status, headers, body = self._committed(asked, name, later.append)
+        else:
+            status, headers, body = self._found(asked, name, content.extend)
         seconds = ctx.host.monotonic() - began
-        later.append(partial(ctx.metrics.request, TEMPLATE, "POST", status, seconds))
+        later.append(partial(ctx.metrics.request, TEMPLATE + asked.what, "POST", status, seconds))
         call = b"%b: %b\r\n" % (CALL_ID, asked.call) if asked.call else b""
         head = b"HTTP/1.1 %d %b\r\n%b" % (status, HTTPStatus(status).phrase.encode(), self._lines(default))
         return Told(
-            b"%b%b%b: %b\r\n%b\r\n%b" % (head, _lines(headers), REQUEST_ID, name.encode(), call, body), later
+            b"%b%b%b: %b\r\n%b\r\n%b" % (head, _lines(headers), REQUEST_ID, name.encode(), call, body),
+            later,
+            content,
         )
 
     def _lines(self, default: Headers) -> bytes:
@@ -179,15 +195,15 @@ class SmallCommits:
             fs, token = known
             who = self._ctx.service.tokens.remembered(token, fs)
             if who is not None:
-                return Asked(fs, "", end[1], data[end.end() :], who)
+                return Asked(fs, "", end[1], data[end.end() :], COMMITS, who)
         asked = read(data)
-        if asked is not None and len(asked.body) == len(data) - end.end():
+        if asked is not None and asked.what == COMMITS and len(asked.body) == len(data) - end.end():
             if len(self._heads) >= _HEADS_MAX:
                 self._heads.clear()
             self._heads[head] = asked.fs, token_key(asked.secret)
         return asked
 
-    def _done(
+    def _committed(
         self, asked: Asked, name: str, later: Callable[[Callable[[], object]], None]
     ) -> tuple[int, Headers, bytes]:
         service = self._ctx.service
@@ -197,6 +213,18 @@ class SmallCommits:
         except Exception as exc:  # noqa: BLE001 - every defect becomes a logged answer, as in `route`
             return self._told(exc, name)
         return 200, [(b"content-length", b"%d" % len(body)), _KIND], body
+
+    def _found(
+        self, asked: Asked, name: str, content: Callable[[list[Piece]], object]
+    ) -> tuple[int, Headers, bytes]:
+        service = self._ctx.service
+        try:
+            fs, _ = service.tokens.authenticate(asked.secret, asked.fs)
+            found = list(messages(content_of(service, fs, asked.body)))
+        except Exception as exc:  # noqa: BLE001 - as above
+            return self._told(exc, name)
+        content(found)
+        return 200, [(b"content-length", b"%d" % sum(map(len, found))), _KIND], b""
 
     def _told(self, exc: Exception, name: str) -> tuple[int, Headers, bytes]:
         """A function of its own: in a frame that `exc` came through a name for it would be a circle that

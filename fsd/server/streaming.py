@@ -102,7 +102,7 @@ class JoinedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in _messages(self._pieces):
+        for piece in messages(self._pieces):
             if not isinstance(piece, Stretch):
                 await _taken(send, piece)
                 continue
@@ -139,7 +139,7 @@ async def _taken(send: Send, piece: bytes | memoryview) -> None:
         raise Unavailable(f"nothing of the answer was taken for {BODY_IDLE:.0f} s") from exc
 
 
-def _messages(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def messages(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """The pieces, small ones joined, and stretches that follow each other in their file."""
     held: list[bytes | memoryview] = []
     size = 0

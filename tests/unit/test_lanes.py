@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import socket
@@ -10,18 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.wait import wait_for
 
+from fsd.blobs.store import OpenFile, Stretch
 from fsd.host.seam import Host
-from fsd.model.limits import LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, SENT_AT_ONCE_MAX
+from fsd.model.limits import LANE_IDLE, LANE_IDLE_FULL, LANES_MAX, MIB, SENT_AT_ONCE_MAX
 from fsd.remote.hot import HttpRemote, RemoteOptions
 from fsd.server import lanes as module
+from fsd.server.content import HASHES_MAX
 from fsd.server.lanes import Headers, Lanes, Told
-from fsd.server.small import SmallCommits, read
+from fsd.server.small import Usual, read
 from fsd.service.tokens import token_key
 from fsd.wire.messages import MEDIA_TYPE
 
@@ -32,9 +36,11 @@ Back = queue.SimpleQueue[tuple[bytes, bool]]
 
 class Lines:
     """Answers lines; one with a question mark is not its business, "!" fails, "wait" waits for `go`, "much"
-    is answered with more than a socket takes, what follows from "bad" begins with what fails."""
+    is answered with more than a socket takes, what follows from "bad" begins with what fails, "content" has
+    `content` behind its answer, which it gives away."""
 
     def __init__(self) -> None:
+        self.content: list[bytes | Stretch] = []
         self.go = threading.Event()
         self.began = threading.Event()
         self.later: list[bytes] = []  # requests of which all that follows was done
@@ -54,7 +60,8 @@ class Lines:
         if b"bad" in data:
             later.append(partial(int, "bad"))
         told = data.upper() + default[0][1] + b"much" * (b"much" in data) * (1 << 22)
-        return Told(told, [*later, partial(self.later.append, data)])
+        content, self.content = (self.content, []) if b"content" in data else ([], self.content)
+        return Told(told, [*later, partial(self.later.append, data)], content)
 
 
 class Line:
@@ -318,6 +325,76 @@ def test_an_end_waits_for_nobody_who_takes_no_answer(
     assert line.back.get(timeout=LONG) == (b"", True)
 
 
+class Content:
+    """A file on its way by a lane, and who asks for it."""
+
+    def __init__(self, path: Path, lines: list[Line]) -> None:
+        self.path = path
+        self.path.write_bytes(os.urandom(3 * MIB))
+        self.serving = Lines()
+        self.lanes = Lanes(self.serving, time.monotonic, 4)
+        self.line = Line(self.lanes)
+        lines.append(self.line)
+
+    def ask(self, offset: int, length: int) -> None:
+        file = OpenFile(os.open(self.path, os.O_RDONLY))
+        self.serving.content = [b"<", Stretch(file, offset, length), b">"]
+        self.line.far.sendall(b"content\n")
+
+    def closed(self) -> bool:
+        there = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return not any(os.path.realpath(one) == os.path.realpath(self.path) for one in there)
+
+    def got(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size and (piece := self.line.far.recv(size - len(found))):
+            found += piece
+        return found
+
+
+@pytest.fixture
+def content(tmp_path: Path, made: list[Line]) -> Iterator[Content]:
+    found = Content(tmp_path / "object", made)
+    yield found
+    found.lanes.shutdown()
+
+
+FRONT = b"CONTENT\ntoday<"
+
+
+@pytest.mark.parametrize("by", ["sendfile", "reading"])
+def test_content_follows_its_answer_and_nothing_of_it_is_kept(
+    content: Content, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    def none(*_: object) -> int:
+        raise OSError(errno.EINVAL, "no such thing here")
+
+    if by == "reading":
+        monkeypatch.setattr("fsd.server.lanes.os.sendfile", none)
+    for _ in range(2):
+        content.ask(5, 2 * MIB + 7)
+        whole = content.path.read_bytes()[5 : 2 * MIB + 12]
+        assert content.got(len(FRONT) + len(whole) + 1) == FRONT + whole + b">"
+        wait_for(content.closed, LONG, "the file to be closed while the lane waits")
+
+
+def test_a_file_that_became_shorter_ends_the_connection(content: Content) -> None:
+    content.ask(2 * MIB, 2 * MIB)
+    assert content.got(len(FRONT) + MIB) == FRONT + content.path.read_bytes()[2 * MIB :]
+    assert content.line.back.get(timeout=LONG) == (b"", True)
+
+
+def test_who_reads_has_a_lane_for_a_short_while_alone(content: Content) -> None:
+    line = content.line
+    for ask, seconds in ((b"a\n", LANE_IDLE), (b"", LANE_IDLE_FULL), (b"b\n", LANE_IDLE)):
+        if ask:
+            line.ask(ask)
+        else:
+            content.ask(0, 1)
+            content.got(len(FRONT) + 2)
+        wait_for(lambda: line.waits_for() == seconds, LONG, f"{seconds} s after {ask!r}")  # noqa: B023
+
+
 HEAD = (
     b"POST /v1/file-systems/fs_abc/commits HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer fsd1.x.y\r\n"
     b"X-Fsd-Call: c1\r\nContent-Length: 3\r\n\r\n"
@@ -331,6 +408,23 @@ def test_an_ordinary_commit_is_read() -> None:
     bare = read(HEAD.replace(b"X-Fsd-Call: c1\r\n", b"") + b"abc")
     assert bare is not None
     assert bare[:4] == ("fs_abc", "fsd1.x.y", b"", b"abc")
+
+
+def test_a_question_for_content_is_read_each_time() -> None:
+    head = HEAD.replace(b"/commits", b"/blobs")
+    found = read(head + b"abc")
+    assert found is not None
+    assert found[:5] == ("fs_abc", "fsd1.x.y", b"c1", b"abc", "blobs")
+    assert read(head.replace(b"/blobs", b"/blobs?keep=1") + b"abc") is None
+    for length, taken in ((HASHES_MAX, True), (HASHES_MAX + 1, False)):
+        assert (read(head.replace(b"Length: 3", b"Length: %d" % length) + bytes(length)) is not None) is taken
+    none: Any = None
+    usual = Usual(none)
+    mounts = mounts_head(b"c1", 3).replace(b"/commits", b"/blobs") + b"abc"
+    asked = usual.asked(mounts)
+    assert asked is not None
+    assert asked[:5] == ("fs_abc", TOKEN, b"c1", b"abc", "blobs")
+    assert not usual._heads, "what stands for a token in memory does for a commit alone, which asks again"
 
 
 CHANGES = (
@@ -370,7 +464,7 @@ def test_what_is_not_just_that_is_left_to_the_loop(change: tuple[bytes, bytes]) 
 
 def test_only_the_beginning_of_a_small_commit_is_waited_for() -> None:
     none: Any = None
-    commits = SmallCommits(none)
+    commits = Usual(none)
     whole = HEAD + b"abc"
     for at in range(1, len(whole)):
         assert commits.part(whole[:at]), whole[:at]
@@ -400,12 +494,12 @@ class Remembers:
 
 
 @pytest.fixture
-def again() -> tuple[SmallCommits, Remembers]:
+def again() -> tuple[Usual, Remembers]:
     """It has read one commit of a mount."""
     tokens = Remembers()
     ctx: Any = SimpleNamespace(service=SimpleNamespace(tokens=tokens))
-    commits = SmallCommits(ctx)
-    assert commits.asked(mounts_head(b"c1", 3) + b"abc") == ("fs_abc", TOKEN, b"c1", b"abc", None)
+    commits = Usual(ctx)
+    assert commits.asked(mounts_head(b"c1", 3) + b"abc") == ("fs_abc", TOKEN, b"c1", b"abc", "commits", None)
     assert tokens.asked == []
     return commits, tokens
 
@@ -422,24 +516,24 @@ def mounts_head(call: bytes, length: int) -> bytes:
 
 
 def test_a_head_that_was_read_is_not_parsed_again(
-    again: tuple[SmallCommits, Remembers], monkeypatch: pytest.MonkeyPatch
+    again: tuple[Usual, Remembers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits, tokens = again
     with monkeypatch.context() as patch:
         patch.setattr("fsd.server.small.read", lambda data: pytest.fail("it was parsed"))
         for body in (b"de", b"", b"\r\n\r\n" * 1000):
             data = mounts_head(b"c2", len(body)) + body
-            assert commits.asked(data) == ("fs_abc", "", b"c2", body, ME)
+            assert commits.asked(data) == ("fs_abc", "", b"c2", body, "commits", ME)
             assert not commits.part(data)
             assert commits.part(data[:-1])
     assert set(tokens.asked) == {(token_key(TOKEN), "fs_abc")}
     tokens.known = False
-    assert commits.asked(mounts_head(b"c3", 2) + b"fg") == ("fs_abc", TOKEN, b"c3", b"fg", None)
+    assert commits.asked(mounts_head(b"c3", 2) + b"fg") == ("fs_abc", TOKEN, b"c3", b"fg", "commits", None)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_new_in_a_head_is_looked_at(
-    change: tuple[bytes, bytes], again: tuple[SmallCommits, Remembers]
+    change: tuple[bytes, bytes], again: tuple[Usual, Remembers]
 ) -> None:
     commits, _ = again
     old, new = (one.replace(b"Host: h", b"Host: 127.0.0.1:1") for one in change)
@@ -451,7 +545,7 @@ def test_what_is_new_in_a_head_is_looked_at(
 
 
 def test_no_more_heads_are_kept_than_the_bound(
-    again: tuple[SmallCommits, Remembers], monkeypatch: pytest.MonkeyPatch
+    again: tuple[Usual, Remembers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits, _ = again
     monkeypatch.setattr("fsd.server.small._HEADS_MAX", 3)
