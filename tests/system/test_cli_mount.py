@@ -136,6 +136,30 @@ def test_a_place_where_nothing_is_mounted(sandbox: Sandbox) -> None:
     assert told == {"status": "absent", "mount_path": where}
 
 
+def test_a_mount_that_ends_while_the_service_is_away_is_in_nobodys_way(
+    server: Server, tmp_path: Path
+) -> None:
+    """The service does not hear of its end: session and lease lapse, and nothing waits to be sent."""
+    box = Sandbox(tmp_path / "box", server.create())
+    try:
+        box.mount("--exclusive", "--lease-time", "3s")
+        (box.mountpoint / "a").write_text("kept")
+        box.drain()
+        first = box.status()["mount_session_id"]
+        server.kill()
+        assert box.unmount()["status"] == "unmounted"
+        server.restart()
+        box.mount("--exclusive", "--wait", "60s")
+        assert (box.mountpoint / "a").read_text() == "kept"
+        (box.mountpoint / "a").write_text("and changed")
+        box.drain()
+        second = box.status()["mount_session_id"]
+        ends = {one["session"]: one["ended"] for one in box.json("mounts", "--all")["sessions"]}
+        assert first != second and ends[first] in ("active", "lost") and ends[second] == "active"
+    finally:
+        box.close()
+
+
 def test_absent_never_hides_what_was_not_sent(shared_fs: TestFs, server: Server, tmp_path: Path) -> None:
     """--ignore-absent is about a mount that is not there, not about one that cannot be emptied."""
     box = Sandbox(tmp_path / "box", server.create())
