@@ -61,10 +61,8 @@ SWITCH_INTERVAL: Final = 0.0005
 OPEN_RETRY: Final = 1.0
 LEASE_RETRY: Final = 0.5
 REPORT: Final = 5.0
-# How often the record, the socket and the lock are looked after.
-FINDABLE: Final = 30.0
-# So long the FUSE thread has to erase a log nobody needs any more before the process ends.
-CLOSE: Final = 1.0
+FINDABLE: Final = 30.0  # how often the record, the socket and the lock are looked after
+CLOSE: Final = 1.0  # so long the FUSE thread has, before the process ends, to erase a log that is done
 
 
 def run(options: MountOptions, start: Start) -> NoReturn:
