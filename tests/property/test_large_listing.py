@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from support.client import Client
@@ -17,7 +18,9 @@ from fsd.model.errors import PosixError
 from fsd.service import namespace
 from fsd.vfs import listing, loads
 from fsd.vfs.types import Park
+from fsd.vfs.volume import Volume
 
+T = TypeVar("T")
 COUNT = 300
 
 
@@ -83,6 +86,50 @@ def test_all_names_come_once_and_few_stay_in_memory(there: tuple[Client, int, se
         assert set(found) == names
         assert len(client.volume.core.nodes.by_ino) < 120
     assert not client.volume.node(ino).complete
+
+
+def asked_few(client: Client, call: Callable[[Volume], T]) -> T:
+    for _ in range(20):
+        try:
+            return call(client.volume)
+        except Park as park:
+            client.until(park.want)
+    raise AssertionError("it is asked for again and again")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_one_that_was_known_whole_and_grew_too_large_elsewhere(
+    client: Client, small: None, own: bool
+) -> None:
+    """Also where a change of one's own in it is not sent yet."""
+    top = client.call(lambda v: v.mkdir(ROOT_INO, b"grows", 0o755, 0, 0)).ino
+    for number in range(9):
+        client.call(lambda v, n=number: v.mknod(top, b"a%d" % n, stat.S_IFREG | 0o644, 0, 0, 0))
+    client.until(client.volume.barrier())
+    second = other(client)
+    there = second.number(ROOT_INO, b"grows")
+    assert len(names_of(second, there)) == 9
+    for number in range(COUNT):
+        client.call(lambda v, n=number: v.mknod(top, b"n%04d" % n, stat.S_IFREG | 0o644, 0, 0, 0))
+    client.until(client.volume.barrier())
+    wanted = {b"a%d" % number for number in range(9)} | {b"n%04d" % number for number in range(COUNT)}
+    second.feed()
+    if own:
+        second.call(lambda v: v.mknod(there, b"own", stat.S_IFREG | 0o644, 0, 0, 0))
+        second.call(lambda v: v.unlink(there, b"a3"))
+        wanted = wanted - {b"a3"} | {b"own"}
+    fh = second.call(lambda v: v.opendir(there))
+    assert asked_few(second, lambda v: v.readdir(fh, 0, 7))
+    second.call(lambda v: v.releasedir(fh))
+    found = names_of(second, there)
+    assert len(found) == len(wanted)
+    assert set(found) == wanted
+    with pytest.raises(PosixError) as told:
+        asked_few(second, lambda v: v.rmdir(ROOT_INO, b"grows"))
+    assert told.value.errno == errno.ENOTEMPTY
+    second.until(second.volume.barrier())
+    assert set(names_of(second, there)) == wanted
+    second.volume.close()
 
 
 class Reader:
