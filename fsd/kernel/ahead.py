@@ -25,6 +25,7 @@ from fsd.kernel import fresh, supervisor
 from fsd.kernel.channel import Channel
 from fsd.kernel.options import MountOptions, packed, unpacked
 from fsd.kernel.runtime import RuntimeDir
+from fsd.model.errors import Unavailable
 
 MOST: Final = 1 << 17  # bytes of an order: a token, an endpoint, three paths
 
@@ -57,11 +58,14 @@ _begun: list[Ahead] = []
 
 def begin() -> None:
     """To be called once, by a process of one thread."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:  # the mount will say so, should it still be
+        return
     with there:
         try:
             middle = os.fork()
-        except OSError:  # the mount will say so, should it still be
+        except OSError:  # as above
             here.close()
             return
         if middle == 0:
@@ -83,7 +87,7 @@ def taken(options: MountOptions) -> Ahead | None:
 def _apart(sock: socket.socket) -> int:
     """A process between the command and the supervisor, which so is nobody's child and leads no session."""
     os.setsid()
-    with suppress(OSError):
+    with suppress(Unavailable):
         if supervisor.fork_small() == 0:
             supervisor.in_child(lambda: _supervisor(sock))
     return 0
@@ -145,7 +149,12 @@ class _Daemon:
 def _begin_daemon(sock: socket.socket, loaded: fresh.Prints) -> _Daemon:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     stops, stop_pipe = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(stops)
+        os.close(stop_pipe)
+        raise
     if pid == 0:
         sock.close()
         here.close()
@@ -178,4 +187,6 @@ def _received(sock: socket.socket) -> tuple[bytes, int, int] | None:
         raw, fds, _, _ = socket.recv_fds(sock, MOST, 2)
     except OSError:
         return None
+    for fd in fds:  # a program that is started from here, fusermount3 say, must not hold the lock
+        os.set_inheritable(fd, False)
     return (raw, fds[0], fds[1]) if raw and len(fds) == 2 else None

@@ -72,6 +72,14 @@ def parent(pid: int) -> int:
         return 0
 
 
+def inheritable(pid: int) -> list[str]:
+    """What a program that `pid` starts would hold, beside the three streams."""
+    numbers = [path.name for path in Path(f"/proc/{pid}/fd").iterdir() if int(path.name) > 2]
+    told = {number: Path(f"/proc/{pid}/fdinfo/{number}").read_text() for number in numbers}
+    flags = {number: int(text.partition("flags:")[2].split()[0], 8) for number, text in told.items()}
+    return [os.readlink(f"/proc/{pid}/fd/{n}") for n, known in flags.items() if not known & os.O_CLOEXEC]
+
+
 def sockets(pid: int) -> list[str]:
     links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
     return [link for link in links if link.startswith("socket:")]
@@ -140,6 +148,7 @@ def test_what_was_begun_is_what_mounts(begun: Mount) -> None:
     assert (told["supervisor_pid"], told["pid"]) == (begun.supervisor, begun.daemon)
     for pid in (begun.supervisor, begun.daemon):
         assert os.readlink(f"/proc/{pid}/fd/2") == told["log_file"]
+        assert not inheritable(pid)
         assert b"fsd1." not in Path(f"/proc/{pid}/environ").read_bytes()
     assert begun.box.fsd("mount", begun.place, check=False).returncode == 7  # they hold its lock
     begun.box.fsd("unmount", begun.place)
