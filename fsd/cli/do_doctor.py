@@ -114,8 +114,11 @@ def check_mounts(context: Context, found: Findings) -> None:
     """Mount points of ours: alive, or left dead by a daemon that was killed."""
     from fsd.kernel.mountpoint import answers, list_mounts
     from fsd.kernel.prune import prune
+    from fsd.kernel.unmount import BEING_STARTED, coming_hint, is_coming
 
-    prune(local.runtime(context))
+    directory = local.runtime(context)
+    prune(directory)
+    records = {record.mount_id: record for record in directory.records()}
     ours = [entry for entry in list_mounts() if entry.ids is not None]
     for entry in ours:
         answer = answers(entry.path)
@@ -125,6 +128,13 @@ def check_mounts(context: Context, found: Findings) -> None:
             found.add("mount", WARNING, f"{entry.path} does not answer", f"see `fsd status {entry.path}`")
         elif isinstance(answer, PermissionError):
             found.add("mount", OK, f"{entry.path} is another user's ({entry.source})")
+        elif (
+            entry.ids is not None
+            and (record := records.get(entry.ids[1])) is not None
+            and is_coming(record)
+            and directory.home(record).alive(record.mount_id)
+        ):
+            found.add("mount", WARNING, f"{entry.path} {BEING_STARTED}", coming_hint(record))
         else:
             hint = f"the next `fsd mount {entry.path}` cleans it up; `fsd unmount --lazy {entry.path}` too"
             found.add("mount", WARNING, f"{entry.path} is dead: {answer}", hint)

@@ -27,6 +27,7 @@ Say = Callable[[str], None]
 SILENCE: Final = 30.0
 # How long a command waits for a daemon that is being started again.
 RESTART_WAIT: Final = 20.0
+BEING_STARTED: Final = "has no daemon now: one is being started"
 EMPTY: Final = {"operations": 0, "files": 0, "bytes": 0}
 _pace = threading.Event()
 
@@ -70,10 +71,23 @@ def _socket(record: Record, host: Host) -> Path:
             alive = directory.alive(record.mount_id)
             if not alive and not mountpoint.places(record.source):
                 raise _gone(now) from None
-            coming = now.state in (runtime.STARTING, runtime.RESTARTING)
-            if not (coming and alive) or host.monotonic() > deadline:
+            if not (alive and is_coming(now)):
                 raise
+            if host.monotonic() > deadline:
+                raise NoDaemon(
+                    f"the mount at {now.mountpoint} {BEING_STARTED}", hint=coming_hint(now)
+                ) from None
             _pace.wait(0.05)
+
+
+def is_coming(record: Record) -> bool:
+    """Whether a daemon is being started, if somebody lives who would start one (`RuntimeDir.alive`)."""
+    return record.state in (runtime.STARTING, runtime.RESTARTING)
+
+
+def coming_hint(record: Record) -> str:
+    """What a mount waits for while its daemon is being started."""
+    return f"that needs an answer of {record.endpoint}; what was written is kept; the log is {record.log}"
 
 
 def _gone(record: Record) -> NotFound:

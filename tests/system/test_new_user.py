@@ -19,7 +19,9 @@ from support.server import Server, TestFs, clean_env
 from support.wait import wait_for
 
 from fsd.host.seam import Host
-from fsd.kernel import mountpoint
+from fsd.kernel import mountpoint, unmount
+from fsd.kernel.control_client import NoDaemon
+from fsd.kernel.runtime import RuntimeDir
 from fsd.vfs.log import OP, STATE, Log
 
 README = Path(__file__).parent.parent.parent / "README.md"
@@ -185,6 +187,36 @@ def test_a_mount_one_may_not_look_at_is_not_dead(tmp_path: Path, monkeypatch: py
     found = inside("doctor", "--state-dir", os.fspath(tmp_path), "--output", "text").text
     assert "/secret/m is another user's" in found
     assert "--lazy" not in found
+
+
+@pytest.mark.kernel
+def test_a_killed_daemon_waits_for_the_server_and_that_is_told(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called dead, with the advice to detach it."""
+    monkeypatch.setattr(unmount, "RESTART_WAIT", 0.1)
+    box = Sandbox(tmp_path / "box", server.create(), supervised=True)
+    try:
+        box.mount()
+        directory = RuntimeDir(box.record.parent, Host())
+        (box.mountpoint / "kept").write_text("kept\n")
+        server.kill()
+        os.kill(box.daemon, signal.SIGKILL)
+        wait_for(lambda: box.record_state() == "restarting", 30, "another daemon")
+        wanted = f"the mount at {box.mountpoint} has no daemon now: one is being started"
+        with pytest.raises(NoDaemon, match=re.escape(wanted)) as told:
+            unmount.status(box.mountpoint, directory)
+        assert server.url in told.value.hint
+        found = json.loads(box.fsd("doctor", "--output", "json", check=False).stdout)
+        [row] = [c for c in found["checks"] if c["message"].startswith(os.fspath(box.mountpoint))]
+        assert "one is being started" in row["message"]
+        assert server.url in row["hint"]
+        server.restart()
+        wait_for(lambda: box.record_state() == "mounted", 60, "the mount")
+        assert (box.mountpoint / "kept").read_text() == "kept\n"
+        box.fsd("unmount", os.fspath(box.mountpoint))
+    finally:
+        box.close()
 
 
 @pytest.mark.kernel
