@@ -15,8 +15,9 @@
  * said that it has nothing to do or to tell (quiet_handle): only a result of the server's, which is no request, can
  * change that.
  *
- * And for what else a new, renamed or removed file costs, plain functions of Python's are called from here
- * (_shortcut.c), as long as that makes nothing to do that is no request.
+ * And for what else files cost, plain functions of Python's are called from here (_shortcut.c), as long as that makes
+ * nothing to do that is no request. Where one is left with nothing but to wait, for a commit, the answer comes later
+ * (answer_late).
  *
  * pyfuse3 receives by calling libfuse's fuse_session_receive_buf. The function of that name here comes first when
  * this library is loaded before pyfuse3 and for all to see (RTLD_GLOBAL; fsd/kernel/requests.py does), as with a

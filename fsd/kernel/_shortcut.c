@@ -143,7 +143,8 @@ static PyObject *call_setattr(PyObject *call, const struct head *head, const cha
 }
 
 /* What the function for this request gives: a number of an error (0: none), the bytes of the answer, or `...`: it comes
- * later (answer_late). NULL: there is no such function, it is no such request, or (with an exception) the function failed. `told` is what last() tells. */
+ * later (answer_late). NULL: there is no such function, it is no such request, or (with an exception) the function
+ * failed. `told` is what last() tells. */
 PyObject *shortcut_call(const void *request, size_t size, unsigned int told)
 {
     struct head head;

@@ -129,9 +129,8 @@ class Loader:
             found.extend(entries)
             if more and len(found) > LISTING_MAX:
                 self.endless.add(node.ino)
-                node.complete = (
-                    False  # others made more in it than are kept: it is read page by page from now on
-                )
+                # Others made more in it than are kept: it is read page by page from now on.
+                node.complete = False
                 return None
             if more and entries:
                 return (LIST, wire, entries[-1].name, LIST_PAGE)
