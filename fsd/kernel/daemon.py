@@ -41,7 +41,7 @@ from fsd.kernel.stacks import Stacks
 from fsd.kernel.stop import Ending, Stopper, sizes
 from fsd.kernel.supervisor import EXIT_CRASHED, EXIT_LEFT, Start, notify
 from fsd.kernel.verbs import Verbs
-from fsd.model.errors import Busy, FsdError, LeaseHeld, LeaseLost, Unavailable
+from fsd.model.errors import Busy, FsdError, LeaseHeld, LeaseLost, NoSpace, Unavailable
 from fsd.model.limits import CACHE_BEHIND
 from fsd.model.names import show
 from fsd.model.plain import replace
@@ -135,7 +135,7 @@ class Daemon:
                 await self._mount(nursery)
             except (FsdError, OSError) as exc:
                 log.error("mounting failed: %s", exc)
-                if self.start.restarts and threads.told(exc) is not None:
+                if self.start.restarts and (isinstance(exc, NoSpace) or threads.told(exc) is not None):
                     raise  # a limit that is met for a moment: the supervisor tries again
                 error = exc if isinstance(exc, FsdError) else threads.failure(exc, f"mounting failed: {exc}")
                 # A restart that fails leaves the dead mount, so that nobody writes into the directory below.

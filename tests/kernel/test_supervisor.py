@@ -92,16 +92,16 @@ def test_a_killed_daemon_is_started_again(tiny: Tiny) -> None:
     assert tiny.start().returncode == 7
 
 
-def test_a_restart_that_gets_no_thread_is_tried_again(tiny: Tiny) -> None:
+@pytest.mark.parametrize("lack", ["short", "full"])
+def test_a_restart_that_lacks_something_for_a_moment_is_tried_again(tiny: Tiny, lack: str) -> None:
     """Such an error ended the mount for good: it was taken for an end that was meant."""
-    assert tiny.start("short").returncode == 0
-    first = tiny.record()
-    os.kill(first.pid, signal.SIGKILL)
+    assert tiny.start(lack).returncode == 0
+    os.kill((first := tiny.record()).pid, signal.SIGKILL)
     wait_for(lambda: tiny.state() == runtime.MOUNTED and tiny.record().pid != first.pid, 30, "the restart")
     record = tiny.record()
     assert (record.restarts, record.supervisor_pid) == (3, first.supervisor_pid)
     assert os.listdir(tiny.place) == []
-    assert "can't start new thread" in Path(record.log).read_text()
+    assert {"short": "start new thread", "full": "disk is full"}[lack] in Path(record.log).read_text()
 
 
 def test_a_volume_that_broke_is_replaced_by_one_from_its_log(tiny: Tiny) -> None:

@@ -20,7 +20,7 @@ import fsd.vfs.open
 from fsd.host.seam import Host
 from fsd.kernel import ahead, remains, stacks, supervisor, tasks
 from fsd.kernel.options import MountOptions
-from fsd.model.errors import FsdError
+from fsd.model.errors import FsdError, NoSpace
 from fsd.model.token import make
 from support.tinyvolume import TinyVolume
 
@@ -42,8 +42,10 @@ def tiny(*args: Any, **more: Any) -> Any:
         fsd.kernel.daemon.Automatic.check = slow  # type: ignore[method-assign, assignment]
     if "tidy" in sys.argv:
         fsd.kernel.daemon.FINDABLE = 0.2  # type: ignore[misc]
-    if "short" in sys.argv:
-        without_threads()
+    if "short" in sys.argv and is_second_or_third():
+        threading.Thread.start = no_thread  # type: ignore[method-assign, assignment]
+    if "full" in sys.argv and is_second_or_third():
+        raise NoSpace("the disk is full, as the test asked")
     if "stays" in sys.argv:
         fsd.kernel.stop.detach = stays
     made = TinyVolume()
@@ -52,12 +54,12 @@ def tiny(*args: Any, **more: Any) -> Any:
     return made
 
 
-def without_threads() -> None:
+def is_second_or_third() -> bool:
+    """Whether this is one of the mount's first two restarts."""
     with open(f"{sys.argv[2]}/starts", "a+") as starts:
         starts.write("s")
         starts.flush()
-        if 1 < starts.tell() <= 3:
-            threading.Thread.start = no_thread  # type: ignore[method-assign, assignment]
+        return 1 < starts.tell() <= 3
 
 
 def no_thread(thread: threading.Thread) -> None:
@@ -90,7 +92,7 @@ def main() -> int:
         host=host,
     )
     fsd.vfs.open.open_volume = tiny
-    if "short" in sys.argv:
+    if "short" in sys.argv or "full" in sys.argv:
         supervisor.RESTART_PAUSE = 0.05  # type: ignore[misc]
     if "no-rights" in sys.argv:
         remains.end_connections = lambda place, source: False
