@@ -12,7 +12,6 @@ was read of it included, and is served as if it had never been away.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import socket
@@ -248,15 +247,23 @@ def _pass_on(sock: socket.socket, stretch: Stretch) -> None:
     while stretch:
         try:
             done = os.sendfile(sock.fileno(), stretch.file.fd, stretch.offset, len(stretch))
-        except OSError as exc:
-            if exc.errno not in (errno.EINVAL, errno.ENOSYS):
-                raise
-            data = stretch[:MIB].read()
+        except (BlockingIOError, ConnectionError, TimeoutError):
+            raise
+        except OSError:  # it cannot be done with this file, or its disk gives nothing: reading tells which
+            data = _read(stretch[:MIB])
             sock.sendall(data)
             done = len(data)
         if not done:
             raise IntegrityError("an object became shorter while it was sent")
         stretch = stretch[done:]
+
+
+def _read(stretch: Stretch) -> bytes:
+    """A disk's error is not taken for one of the connection, which nobody has to know of."""
+    try:
+        return stretch.read()
+    except OSError as exc:
+        raise IntegrityError(f"an object cannot be read: {exc.strerror}") from exc
 
 
 def _wait_at_most(sock: socket.socket) -> None:

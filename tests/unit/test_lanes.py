@@ -384,6 +384,20 @@ def test_a_file_that_became_shorter_ends_the_connection(content: Content) -> Non
     assert content.line.back.get(timeout=LONG) == (b"", True)
 
 
+def test_a_disk_that_gives_nothing_of_content_is_told_in_the_log(
+    content: Content, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("fsd.server.lanes.os.sendfile", broken)
+    monkeypatch.setattr(Stretch, "read", broken)
+    content.ask(0, MIB)
+    assert content.line.back.get(timeout=LONG) == (b"", True)
+    assert [one.levelname for one in caplog.records if one.name == module.__name__] == ["ERROR"]
+    assert "an object cannot be read: Input/output error" in caplog.text
+
+
 def test_who_reads_has_a_lane_for_a_short_while_alone(content: Content) -> None:
     line = content.line
     for ask, seconds in ((b"a\n", LANE_IDLE), (b"", LANE_IDLE_FULL), (b"b\n", LANE_IDLE)):
