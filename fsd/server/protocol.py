@@ -196,12 +196,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._disarm()
             self.cycle.keep_alive = False
             return
-        if (
-            self._running is not None
-            and self._running.response_started
-            and not self._running.response_complete
-        ):
-            self.transport.close()  # a 400 would be taken for a part of its answer
+        running = self._running
+        waiting = running is not None and not running.response_complete
+        if waiting and (running is not self.cycle or self.cycle.response_started):
+            self.transport.close()  # a 400 would be taken for that answer, or for a part of it
             return
         error = UsageError("that is no HTTP request" if msg.startswith("Invalid") else msg)
         body = json.dumps(error.body("none")).encode()

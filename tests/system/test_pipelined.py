@@ -95,6 +95,14 @@ def test_no_word_comes_into_an_answer_that_has_begun(sender: Sender) -> None:
         assert lines[0] == NO_HTTP and "Traceback" not in "".join(lines), lines
 
 
+def test_no_word_is_taken_for_the_answer_to_one_that_came_whole_before(sender: Sender) -> None:
+    """A change that was done was told 400, because of the unfinished request behind it."""
+    unfinished = sender.request("PUT", "/files/e", b"abc")[:-1]
+    cut = unfinished.replace(b"Content-Length: 3", b"Transfer-Encoding: chunked") + SENSELESS
+    assert b"400 Bad" not in sender.answers(sender.request("PUT", "/files/d", b"abc") + cut)
+    assert "Traceback" not in sender.logged()
+
+
 def test_who_goes_while_several_are_asked_for_leaves_no_traceback(sender: Sender, server: Server) -> None:
     for _ in range(5):
         with sender.connect() as sock:
