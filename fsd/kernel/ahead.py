@@ -25,7 +25,7 @@ from fsd.kernel import fresh, supervisor
 from fsd.kernel.channel import Channel
 from fsd.kernel.options import MountOptions, packed, unpacked
 from fsd.kernel.runtime import RuntimeDir
-from fsd.model.errors import Unavailable
+from fsd.model.errors import FsdError, Unavailable
 
 MOST: Final = 1 << 17  # bytes of an order: a token, an endpoint, three paths
 
@@ -112,9 +112,16 @@ def _supervisor(sock: socket.socket) -> int:
     channel.supervisor(os.getpid())
     if channel.fd is None:  # the command was ended since its order
         return _given_up(first)
-    child = first.told(raw, lock, fd) if first is not None else None
     directory = RuntimeDir(options.runtime_dir, options.host)
-    set_streams(directory.read(options.mount_id).log)
+    try:
+        directory.log_here(options.mount_id)
+    except FsdError as exc:
+        channel.failed(exc)
+        return _given_up(first)
+    if first is not None and fresh.changed(loaded):  # it has C code, which is loaded but once
+        first.end()
+        first = None
+    child = first.told(raw, lock, fd) if first is not None else None
     place = options.mountpoint
     return supervisor.Supervisor(options, place, directory, channel, first=child, loaded=loaded).run()
 
@@ -122,7 +129,7 @@ def _supervisor(sock: socket.socket) -> int:
 def _given_up(first: _Daemon | None) -> int:
     """Nobody wants the mount any more."""
     if first is not None:
-        os.kill(first.pid, signal.SIGKILL)
+        first.end()
     return 0
 
 
@@ -139,11 +146,17 @@ class _Daemon:
         try:
             with self._sock as sock:
                 socket.send_fds(sock, [raw], [lock, channel])
-        except OSError:  # with the socket closed it ends, should it still be there
-            os.close(self._stop_pipe)
-            os.waitpid(self.pid, 0)
+        except OSError:
+            self.end()
             return None
         return supervisor.Child(self.pid, self._stop_pipe)
+
+    def end(self) -> None:
+        """Nothing has been told to it."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self._sock.close()
+        os.close(self._stop_pipe)
 
 
 def _begin_daemon(sock: socket.socket, loaded: fresh.Prints) -> _Daemon:
@@ -175,7 +188,7 @@ def _daemon(sock: socket.socket, stops: int, loaded: fresh.Prints) -> int:
         raw, _, channel = order  # the lock is held as long as this process lives
         options = unpacked(raw)
         directory = RuntimeDir(options.runtime_dir, options.host)
-        set_streams(directory.read(options.mount_id).log)
+        directory.log_here(options.mount_id)
         where = options.mountpoint, directory, Channel(channel)
         supervisor.daemon(options, supervisor.Start(*where, stops, 0, os.getppid(), loaded))
     return 0

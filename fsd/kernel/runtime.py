@@ -19,6 +19,8 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
+from fsd.host import threads
+from fsd.host.processes import set_streams
 from fsd.host.seam import Host
 from fsd.kernel.mountpoint import list_mounts, mounted_at, resolve
 from fsd.model.errors import NotFound, NotPermitted, UsageError
@@ -93,6 +95,15 @@ class RuntimeDir:
             raise NotPermitted(f"{self.path} is not a directory of yours", hint="remove it, or set TMPDIR")
         if info.st_mode & 0o077:
             os.chmod(self.path, 0o700)
+
+    def log_here(self, mount_id: str) -> None:
+        """What this process writes goes to the mount's log from here on. Raises `FsdError`: it cannot."""
+        log = self.read(mount_id).log
+        try:
+            set_streams(log)
+        except OSError as exc:
+            error = threads.told(exc)
+            raise error or UsageError(f"the log {log} cannot be written: {exc.strerror}") from exc
 
     def record_path(self, mount_id: str) -> Path:
         return self.path / f"{mount_id}.json"

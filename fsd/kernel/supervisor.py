@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 from fsd.host import threads
 from fsd.host.files import make_dirs_durable
 from fsd.host.heap import give_back
-from fsd.host.processes import set_streams
 from fsd.kernel import fresh, namespace, remains, runtime
 from fsd.kernel.channel import Channel, read_until_ready
 from fsd.kernel.mountpoint import check_place, clear_dead, detach, require_fuse, resolve, still_listed
@@ -295,12 +294,12 @@ def _detached(options: MountOptions, directory: RuntimeDir, read_end: int, write
     try:
         if fork_small() != 0:
             return 0
+        os.close(read_end)
+        os.chdir("/")
+        directory.log_here(options.mount_id)
     except FsdError as exc:
         channel.failed(exc)
         return exc.exit_code
-    os.close(read_end)
-    os.chdir("/")
-    set_streams(directory.read(options.mount_id).log)
     channel.supervisor(os.getpid())
     return _serve(options, options.mountpoint, directory, channel)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,13 +18,16 @@ from support.sandbox import Sandbox
 from support.server import TestFs
 from support.wait import wait_for
 
+import fsd
+
 pytestmark = pytest.mark.kernel
 
 
 class Mount:
-    """`fsd mount` of a sandbox that waits, before it knows its token, for what is written into a FIFO."""
+    """`fsd mount` of a sandbox that waits, before it knows its token, for what is written into a FIFO.
+    `program`: where the package is."""
 
-    def __init__(self, box: Sandbox, base: Path) -> None:
+    def __init__(self, box: Sandbox, base: Path, program: Path | None = None) -> None:
         self.box, self.fifo = box, base / "token"
         os.mkfifo(self.fifo, 0o600)
         self.place = os.fspath(box.mountpoint)
@@ -33,6 +37,7 @@ class Mount:
             env={name: value for name, value in box.env.items() if name != "FSD_TOKEN"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            cwd=program,
             preexec_fn=die_with_parent,
         )
         wait_for(lambda: self._pair() is not None, 30, "supervisor and daemon")
@@ -169,6 +174,35 @@ def test_one_that_was_killed_before_is_begun_anew(begun: Mount, who: str) -> Non
     wait_for(lambda: begun.daemon not in begun.all(), 30, "the end of the first daemon")
     assert begun.box.status()["restarts"] == 0
     begun.box.fsd("unmount", begun.place)
+
+
+def test_a_daemon_of_the_version_before_is_begun_anew(sandbox: Sandbox, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    shutil.copytree(Path(fsd.__file__).parent, program / "fsd")
+    begun = Mount(sandbox, tmp_path, program)
+    os.utime(program / "fsd/model/limits.py", (1, 1))
+    told = json.loads(begun.go_on().stdout)
+    assert told["supervisor_pid"] == begun.supervisor
+    assert told["pid"] != begun.daemon
+    assert begun.daemon not in begun.all()
+    sandbox.fsd("unmount", begun.place)
+
+
+@pytest.mark.parametrize("more", [[], ["--no-supervisor"]], ids=["ahead", "not ahead"])
+def test_a_log_that_cannot_be_written_is_told(sandbox: Sandbox, more: list[str]) -> None:
+    place = os.fspath(sandbox.mountpoint)
+    mount = ["mount", place, "--state-dir", os.fspath(sandbox.state), *more, "--output", "json"]
+    log = Path(json.loads(sandbox.fsd(*mount).stdout)["log_file"])
+    sandbox.fsd("unmount", place)
+    log.unlink()
+    log.mkdir()
+    done = sandbox.fsd(*mount, check=False)
+    assert (done.returncode, os.fspath(log) in done.stderr) == (2, True)
+    assert "Traceback" not in done.stderr
+    assert not os.path.ismount(place)
+    log.rmdir()
+    sandbox.fsd(*mount)
+    sandbox.fsd("unmount", place)
 
 
 def test_a_stop_of_the_supervisor_before_the_order_ends_the_daemon(begun: Mount) -> None:
